@@ -18,9 +18,9 @@
 
 struct backend_options {
     int device;  /* of `devices`, where there are several */
-    int threads; /* of the CPU backend; 0: one a processor */
+    int threads; /* of the CPU backend; 0: one per processor */
     bool exact;  /* f32 activations throughout: the oracle */
-    /* A backend that can stop in the middle of a step looks at it; once set it stays set until wait
+    /* A backend that can stop in the middle of a step polls it; once set it stays set until wait
      * has returned. NULL: no step is ever cancelled. */
     const atomic_bool *cancel;
     /* The first so many bytes of WEIGHTS are mapped from files: a backend that packs weights in
@@ -28,12 +28,12 @@ struct backend_options {
     uint64_t mapped;
 };
 
-/* What memory is for, in bytes. `other` is the backend's own: packed weights, workspace. */
+/* Bytes of memory by use. `other` is the backend's own: packed weights, workspace. */
 struct backend_memory {
     uint64_t weights, state, scratch, io, packed, workspace;
     uint64_t driver;   /* what the device's driver takes for itself, where that is known */
     uint64_t released; /* mapped weights that are released once they are packed; not in `weights` */
-    uint64_t imported; /* of `weights`: those that a device reads where the host mapped them */
+    uint64_t imported; /* of `weights`: those that the device reads from the host's mapping */
 };
 
 /* Everything a backend did since it was opened. Host copies are read_state, write_state and
@@ -44,21 +44,21 @@ struct backend_counters {
     uint64_t host_copy_bytes;
 };
 
-/* The host's copy of the weights, as the plans' offsets have it. */
+/* The host's copy of the weights; the plans' offsets are relative to it. */
 struct backend_weights {
     const uint8_t *base;
     uint64_t bytes;
-    uint64_t synthetic; /* the first so many bytes are not there: matrices of random values, which a
-                         * backend with memory of its own makes by their offset; 0: all are there */
-    uint64_t mapped;    /* as in the options, now that it has been done: at most that */
+    uint64_t synthetic; /* the first so many bytes are missing: random matrices, which a backend
+                           with its own memory generates from their offsets; 0: none */
+    uint64_t mapped;    /* as in the options, but what was really mapped: at most that */
 };
 
 /* A kernel that an op is made of, for explain. */
 struct backend_kernel {
     const char *name; /* lives as long as the backend */
     uint32_t grid[3], threads;
-    uint32_t shared; /* bytes of dynamic shared memory a block */
-    int registers;   /* a thread */
+    uint32_t shared; /* bytes of dynamic shared memory per block */
+    int registers;   /* per thread */
     uint32_t code;   /* bytes of machine code; 0: not known */
 };
 
@@ -78,9 +78,9 @@ enum { BACKEND_FENCES = 64 };
 
 struct backend;
 
-/* Is given what products read. `weight` is a PROJECT's segment or a stack of experts, `matrix`
- * which one of the stack; x: (n, K) f32, after the prologue, before they are quantized. The LM head
- * is left out. Calls come from several threads at once, never for the same matrix. */
+/* Sees the inputs of products. `weight` is a PROJECT's segment or a stack of experts, `matrix` the
+ * index in the stack; x: (n, K) f32, after the prologue, before quantization. The LM head is left
+ * out. Calls come from several threads at once, never for the same matrix. */
 struct backend_observer {
     void (*rows)(void *user, const struct operand *weight, uint32_t matrix, const float *x,
                  uint32_t n);
@@ -88,20 +88,20 @@ struct backend_observer {
 };
 
 struct backend_kind {
-    const char *name;       /* "cpu" */
-    uint32_t numerics;      /* changes whenever the bits of any result do: what an earlier version
-                             * saved is then not used */
-    bool uses_host_weights; /* where the host mapped them: they count once */
+    const char *name;  /* "cpu" */
+    uint32_t numerics; /* changes whenever the bits of any result do: saved states of other versions
+                          are not used */
+    bool uses_host_weights; /* reads weights from the host's mapping: they count once */
     uint32_t max_rows;      /* of a step; 0: any. Where there is a limit, every doubling up to it
                              * gets a recording, since narrow steps are bound by latency, not by
                              * arithmetic; and a prompt's steps are as wide as they can be, however
                              * often snapshots are wanted. */
-    uint32_t prefill;       /* rows of a prompt's step that are best, where there is memory */
+    uint32_t prefill;       /* best rows per step for prompts, if memory allows */
 
     int (*open)(struct backend **out, const struct backend_options *options, struct err *err);
     void (*close)(struct backend *b); /* takes NULL */
 
-    /* What load would take for these plans, before anything is there. */
+    /* What load would take for these plans. */
     int (*predict)(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                    struct backend_memory *out, struct err *err);
 
@@ -115,7 +115,7 @@ struct backend_kind {
                 uint32_t n_plans, void (*progress)(void *user, uint64_t done, uint64_t total),
                 void *user, struct err *err);
 
-    /* The host's address of IO. Its layout is that of the plan that is submitted next. */
+    /* The host's address of IO, in the layout of the plan that is submitted next. */
     uint8_t *(*io)(struct backend *b);
 
     /* wait returns SLUICE_ERR_CANCELLED for a step that stopped in the middle: what it should have
@@ -134,23 +134,23 @@ struct backend_kind {
                       struct err *err);
     int (*write_state)(struct backend *b, uint64_t offset, uint64_t bytes, const void *from,
                        struct err *err);
-    /* Several at once: together they take little more than their bytes do. Copies do not overlap,
-     * and need not be done when the call returns: what follows sees them done. */
+    /* Several at once, with little overhead. Copies do not overlap, and may still run when the call
+     * returns; later calls and steps see them done. */
     int (*move_state)(struct backend *b, const struct backend_move *list, uint32_t n, bool is_in,
                       struct err *err);
     int (*copy_state)(struct backend *b, const struct backend_copy *list, uint32_t n,
                       struct err *err);
 
-    /* Bytes of STATE to the host beside steps, by one other thread: nothing writes them meanwhile.
-     * They are as they were when the backend's own thread called `fence` with the same number,
-     * below BACKEND_FENCES. Both NULL: transfers are done when a call returns, and another thread
-     * may peek. */
+    /* Bytes of STATE to the host while steps run, by one other thread: nothing writes them
+     * meanwhile. They are as of the time when the backend's own thread called `fence` with the same
+     * number, below BACKEND_FENCES. Both NULL: transfers are done when a call returns, and another
+     * thread may peek. */
     int (*fence)(struct backend *b, uint32_t number, struct err *err);
     int (*move_beside)(struct backend *b, uint32_t fence, const struct backend_move *list,
                        uint32_t n, struct err *err);
 
-    /* Host memory that move_state will use often: it is faster for it. Unpinned before it is freed.
-     * NULL: it makes no difference. */
+    /* Pins host memory that move_state will use often, which makes it faster. Unpin it before it is
+     * freed. NULL: no difference. */
     int (*pin)(struct backend *b, void *memory, uint64_t bytes, struct err *err);
     void (*unpin)(struct backend *b, void *memory);
 
@@ -169,15 +169,16 @@ struct backend_kind {
     int (*poke)(struct backend *b, enum region region, uint64_t offset, uint64_t bytes,
                 const void *from, struct err *err);
 
-    /* Kernel i of an op of a plan, as recorded; false after the last. NULL: ops are no kernels. */
+    /* Kernel i of an op of a plan, as recorded; false after the last. NULL: the backend has no
+     * kernels. */
     bool (*op_kernel)(const struct backend *b, uint32_t plan, uint32_t op, uint32_t i,
                       struct backend_kernel *out);
 
-    /* Bytes a second that the device reads from its memory, measured now. NULL: it is the host's.
-     */
+    /* Bytes per second that the device reads from its memory, measured now. NULL: it uses the
+     * host's memory. */
     int (*bandwidth)(struct backend *b, double *bytes_per_second, struct err *err);
 
-    /* Floating-point operations a second of its fp16 tensor cores with f32 sums, measured now.
+    /* Floating-point operations per second of its fp16 tensor cores with f32 sums, measured now.
      * NULL: it has none. */
     int (*peak)(struct backend *b, double *flops_per_second, struct err *err);
 
@@ -197,7 +198,7 @@ struct backend_kind {
 #include "backend/backends.def"
 #undef BACKEND
 
-/* The name that is meant: where that is "auto", the one in SLUICE_BACKEND, if there is one. */
+/* Resolves "auto" to the name in SLUICE_BACKEND, if there is one. */
 const char *backend_meant(const char *name);
 /* By name; "auto" is the first that has a device and is worth taking. NULL: none of that name. */
 const struct backend_kind *backend_find(const char *name);

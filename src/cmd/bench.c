@@ -30,17 +30,17 @@ struct bench {
     sluice_model *model;
     sluice_engine *engine;
     sluice_seq *base; /* of the length `depth`; NULL when that is 0 */
-    double own_us;    /* of the scheduler a submission, in its last run: the median */
+    double own_us;    /* the scheduler's own time per submission in its last run: the median */
     int32_t *prompt;  /* random tokens: max(depth, n_prompt) */
 };
 
-/* Tokens a second over the repeats. */
+/* Tokens per second over the repeats. */
 struct figure {
     double median, spread, gb_s;
     double cores; /* processors of the host that were busy, on average */
 };
 
-/* What a run measured. Those that were not asked for have a median of 0. */
+/* What a run measured; a median of 0: not asked for. */
 struct measured {
     struct figure prefill, decode, scheduled;
     double bandwidth;

@@ -11,8 +11,8 @@ struct bench_scheduler {
     uint32_t n_requests, n_new;
     bool is_single; /* no bursts */
     /* Out. */
-    double rate;        /* tokens a second, of all requests */
-    double own_seconds; /* of the scheduler itself, a submission: the median */
+    double rate;        /* tokens per second, of all requests */
+    double own_seconds; /* of the scheduler itself, per submission: the median */
 };
 
 /* One run; no other sequence is open. 0, or the exit status after one line. */

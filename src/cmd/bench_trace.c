@@ -195,7 +195,8 @@ bool trace_reuse_find(const char *name, enum trace_reuse *out) {
 struct steps {
     double *seconds; /* (n) */
     uint32_t n, capacity;
-    double longest_move; /* of all steps: to and from the tiers below, in the step's way */
+    double longest_move; /* longest of all steps: moving to and from the tiers below, blocking the
+                            step */
 };
 
 struct replay {
@@ -204,10 +205,10 @@ struct replay {
     struct sched *sched;
     struct sluice_facts facts;
     int32_t *prompt;    /* (longest) */
-    uint32_t *before;   /* (n) the request before it in its conversation, and 1; 0: none */
-    uint32_t first;     /* request that was not sent, nor left out */
+    uint32_t *before;   /* (n) 1 + the request before it in its conversation; 0: none */
+    uint32_t first;     /* first request neither sent nor left out */
     uint32_t n_running; /* of those sent */
-    bool has_news;      /* some have ended since the last look */
+    bool has_news;      /* some have ended since the last check */
     struct err failure; /* of the first that failed */
     struct steps steps;
 };
@@ -233,8 +234,8 @@ static void make_prompt(struct replay *r, const struct trace_request *q) {
     }
 }
 
-/* As an engine marks a conversation whose model has a token that ends a turn: after the first turn
- * and the last two. Models without one, made of random weights, are to be measured alike. */
+/* Marks turns as the engine does for models with an end-of-turn token: after the first turn and the
+ * last two. So models without one, with random weights, are measured alike. */
 static void mark_turns(const struct replay *r, const struct trace_request *q,
                        struct sched_request *request) {
     uint32_t at = 0, n = 0, ends[3] = {0};
@@ -301,7 +302,7 @@ static int send_one(struct replay *r, uint32_t number, struct err *err) {
     return status;
 }
 
-/* What it follows from is there. */
+/* Whether everything it follows from has ended. */
 static bool is_ready(const struct replay *r, uint32_t number) {
     const struct trace_request *all = r->trace->requests, *q = &all[number];
     if (r->before[number] && !all[r->before[number] - 1].has_ended)
@@ -312,8 +313,8 @@ static bool is_ready(const struct replay *r, uint32_t number) {
     return true;
 }
 
-/* As many as run together. The first in order of arrival that follow from nothing that still runs:
- * who waits for an answer holds nobody else up. */
+/* Sends as many as run together: the first, in order of arrival, that do not wait for a running
+ * one. Those that wait hold nobody else up. */
 static int send_some(struct replay *r, uint32_t max_running, struct err *err) {
     const struct trace *t = r->trace;
     int status = SLUICE_OK;
@@ -375,7 +376,7 @@ struct took {
     struct limits limits; /* measured where anything was moved */
 };
 
-/* The value that so much of the list is below; it gets sorted. */
+/* A quantile of the list, which gets sorted. */
 static double quantile(double *list, uint32_t n, double part) {
     qsort(list, n, sizeof *list, compare_doubles);
     return n ? list[(uint32_t)(part * (n - 1))] : 0;
@@ -496,7 +497,7 @@ static void print_text(const struct replay *r, const struct took *t) {
     print_limits(&t->limits);
 }
 
-/* Who comes before whom in their conversations. */
+/* Fills in `before`. */
 static bool list_befores(struct replay *r) {
     uint32_t *last = calloc(r->trace->n_conversations, sizeof *last);
     r->before = calloc(r->trace->n, sizeof *r->before);

@@ -1,6 +1,6 @@
 /* bench_trace.h - a trace of conversations, for bench: requests that follow from each other.
  *
- * A text file, a request a line, in the order of their arrival; bench/cache/trace.py writes such.
+ * A text file, one request per line, in order of arrival; bench/cache/trace.py writes such files.
  * Lines that begin with # are comments.
  *
  *   CONVERSATION NEW PART ...
@@ -10,8 +10,8 @@
  * up the prompt:
  *
  * tSEED:N          N tokens of the text with that seed
- *   aREQUEST:FROM:N  N tokens of the answer to an earlier request (the first is 0), from FROM on
- *   e                the token that ends a turn */
+ *   aREQUEST:FROM:N  N tokens of the answer to an earlier request (the first is 0), from FROM on e
+ *   the token that ends a turn */
 #ifndef CMD_BENCH_TRACE_H
 #define CMD_BENCH_TRACE_H
 
@@ -30,11 +30,11 @@ uint32_t trace_longest(const struct trace *t); /* tokens of the longest prompt a
 uint32_t trace_cut(struct trace *t, uint32_t conversations);
 
 enum trace_reuse {
-    REUSE_NONE, /* every request reads all of its prompt */
-    REUSE_LIVE, /* what sequences that run hold is taken over by others that begin alike */
-    REUSE_ALL,  /* what any conversation has read */
+    REUSE_NONE, /* every request processes all of its prompt */
+    REUSE_LIVE, /* running sequences share common prefixes */
+    REUSE_ALL,  /* everything that is cached */
 };
-/* By name; false: there is none of it. */
+/* By name; false: unknown. */
 bool trace_reuse_find(const char *name, enum trace_reuse *out);
 
 struct bench_trace {

@@ -1,8 +1,8 @@
 /* bias.h - what --logit-bias says: a token and what is added to its logit.
  *
  *   15043=-2.5   15043+1   15043-inf   15043:0.5     by id
- *   ' Paris'=5   by text that is one token, with or without quotes: ' Paris=5' is the same to us,
- *                but quotes make "7"=1 the token 7 in letters. */
+ *   ' Paris'=5   by text that is one token, with or without quotes: ' Paris=5' is the same,
+ *                but "7"=1 is the token with the text 7. */
 #ifndef CMD_BIAS_H
 #define CMD_BIAS_H
 
@@ -14,7 +14,7 @@ struct bias_spec {
     float bias;
 };
 
-/* False when it is none: the bias is finite and at most 1000 either way, or -inf. */
+/* False if invalid: the bias must be from -1000 to 1000, or -inf. */
 bool bias_parse(const char *word, struct bias_spec *out);
 
 /* The token's id; -1 and an error when it is not one token of this vocabulary. The tokenizer may be

@@ -24,8 +24,8 @@ static int handle(struct talk *t, const struct message *m) {
     return talk_ask(t, m->text);
 }
 
-/* In a terminal a failure is said and life goes on; in a pipe it is the end. So is a failure of
- * the output anywhere. An interrupt ends an answer only. */
+/* In a terminal a failure is reported and the conversation continues; in a pipe it ends the
+ * program, and so does a failure of the output anywhere. An interrupt only ends an answer. */
 static int converse(struct talk *t) {
     struct editor *editor;
     struct err err = {0};
@@ -53,7 +53,7 @@ static int chat(struct talk *t, const struct chat_options *o) {
     if (o->system && conversation_set_system(&t->conversation, str_of(o->system), &err))
         return fail(&err);
     common_announce(&t->common, t->model, t->engine);
-    signal(SIGPIPE, SIG_IGN); /* a reader that went away is an error of writing */
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe becomes a write error */
     interrupt_install(t->engine);
     exit = o->one_shot ? talk_ask(t, str_of(o->one_shot)) : converse(t);
     interrupt_install(NULL);

@@ -1,4 +1,4 @@
-/* chat_commands.c - what can be typed in a conversation besides messages: one row a command. */
+/* chat_commands.c - the commands of a conversation, one row each. */
 #include "cmd/chat_commands.h"
 
 #include <stdio.h>
@@ -23,7 +23,7 @@ static const char *json_path(const char *path, char *out, size_t size) {
     return (size_t)snprintf(out, size, "%s.json", path) < size ? out : NULL;
 }
 
-/* Two files: the messages, and the sequence, which saves working them off again. */
+/* Two files: the messages, and the sequence, so that they need not be processed again. */
 static int save(struct talk *t, const char *path) {
     char other[4096];
     struct err err = {0};
@@ -31,7 +31,7 @@ static int save(struct talk *t, const char *path) {
         return complain(EXIT_WORLD, "/save: the path has %zu bytes, expected fewer", strlen(path));
     if (conversation_check_replaced(other, &err))
         return fail(&err);
-    int exit = talk_trim(t); /* a file has no word of what was taken back */
+    int exit = talk_trim(t); /* the file must not contain what was undone */
     if (exit)
         return exit;
     if (sluice_seq_save(t->seq, path))
@@ -196,7 +196,7 @@ static int set(struct talk *t, const char *text) {
     int kept_n = t->n;
     if (!*text)
         return list_settings(t);
-    if (strncmp(text, "parameter ", 10) == 0) /* as Ollama has it */
+    if (strncmp(text, "parameter ", 10) == 0) /* Ollama's form */
         text += 10 + strspn(text + 10, " ");
     struct str typed = {text, strcspn(text, " \t=")};
     const char *value = text + typed.len + strspn(text + typed.len, " \t=");
@@ -249,7 +249,7 @@ static const struct command {
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
-/* What other programs call them. */
+/* Names that other programs use. */
 static const struct {
     const char *theirs, *ours;
 } also[] = {{"/?", "/help"},      {"/bye", "/quit"},         {"/q", "/quit"},

@@ -20,24 +20,24 @@ typedef int verb_fn(int argc, char **argv);
 /* Complains with the error's text; returns the exit status for it. */
 int fail(const struct err *err);
 
-/* Adds "; HINT" to the error of opening a path, where there is nothing at it. Returns its code. */
+/* Adds "; HINT" to the error of opening a path that does not exist. Returns its code. */
 int hint_if_missing(struct err *err, const char *path, const char *hint);
-/* The same for the path of a model, and for what is often given in its place. */
+/* The same for the path of a model, also for common mistakes. */
 int hint_of_model(struct err *err, const char *path);
 
-/* What --chat-template gives, a file or the text of a template, to free. */
+/* The value of --chat-template, a file or the text of a template; free it. */
 int template_read(const char *given, char **out, struct err *err);
 
-/* The model named: `path`, or what SLUICE_MODEL in the environment says; NULL: none. */
+/* The model named: `path`, or SLUICE_MODEL of the environment; NULL: none. */
 const char *model_named(const char *path);
-/* That, or the one that ships with the program; NULL and an error when it is not to be found.
+/* The same, or else the model that ships with the program; NULL and an error if that is missing.
  * Static. */
 const char *model_path(const char *path, struct err *err);
 
 /* The tokenizer of a GGUF file or a folder. */
 int tokenizer_of_model(struct tokenizer **out, const char *path, struct err *err);
 
-/* Most tokens that an option may ask for: sums of a few fit an int. */
+/* Maximum tokens of an option: sums of a few fit an int. */
 enum { MAX_TOKENS = 1 << 24 };
 
 /* OPTS_GO_ON, or the exit status after one line when an option's value is outside its range. */
@@ -46,12 +46,12 @@ int check_range(const char *verb, const char *option, int value, int min, int ma
 /* For qsort: the smallest first. */
 int compare_doubles(const void *a, const void *b);
 
-/* How many of the tokens the sequence begins with. */
+/* Length of the common prefix of the sequence and these tokens. */
 uint32_t common_prefix(const sluice_seq *seq, const int32_t *tokens, size_t n);
 
 /* A JSON string of any bytes: those that are not UTF-8 become U+FFFD. */
 json_t *json_text(struct str s);
-/* A JSON number; null where it is infinite or no number, which JSON has no word for. */
+/* A JSON number; null for NaN and infinity, which JSON lacks. */
 json_t *json_number_or_null(double value);
 /* Prints a value on stdout, with jansson's flags; control characters are escaped, all of them. */
 void print_json_value(const json_t *value, size_t flags);

@@ -138,8 +138,8 @@ json_t *json_number_or_null(double value) {
     return isfinite(value) ? json_real(value) : json_null();
 }
 
-/* jansson escapes the controls up to 0x1F; terminals heed DEL and U+0080 to U+009F as well. Such
- * bytes can only stand in strings, whose characters come whole. */
+/* jansson escapes the controls up to 0x1F; terminals also obey DEL and U+0080 to U+009F. These only
+ * occur in strings, whose characters arrive whole. */
 static int put_safely(const char *at, size_t size, void *user) {
     (void)user;
     for (size_t i = 0; i < size; i++) {

@@ -52,8 +52,7 @@ static int compare_operand(sluice_engine *one, sluice_engine *other, const struc
     return status;
 }
 
-/* The other begins with the first one's STATE, so that what earlier steps rounded differently does
- * not count. */
+/* Copies STATE from the first to the other, so that rounding in earlier steps does not count. */
 static int copy_state(sluice_engine *one, sluice_engine *other, struct err *err) {
     enum { PIECE = 16 << 20 };
     uint64_t bytes = one->plans[one->last_plan]->bytes[REGION_STATE];
@@ -70,7 +69,7 @@ static int copy_state(sluice_engine *one, sluice_engine *other, struct err *err)
     return status;
 }
 
-/* What an op keeps in STATE shows in its results, a step later. */
+/* What an op writes to STATE shows in its results one step later. */
 static int compare_op(sluice_engine *one, sluice_engine *other, uint32_t i, struct divergence *d,
                       struct err *err) {
     struct op *op = &one->plans[one->last_plan]->ops[i];

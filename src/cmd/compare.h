@@ -4,8 +4,8 @@
 
 #include "cmd/open.h"
 
-/* One step of each engine, whose sequences stand at the same point with as many rows waiting. After
- * every op its results are compared, and the first engine's are given to the second: so each line
+/* One step of each engine; their sequences are at the same point with the same rows waiting. After
+ * every op the results are compared, and the first engine's are copied to the second: so each line
  * is that op's own divergence. Prints the ledger; returns the exit status. */
 int compare_step(sluice_engine *one, sluice_engine *other, bool as_json);
 

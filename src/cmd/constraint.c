@@ -1,4 +1,4 @@
-/* constraint.c - --grammar and --json-schema: what the texts of run and chat follow. */
+/* constraint.c - --grammar and --json-schema: constrained output of run and chat. */
 #include "cmd/constraint.h"
 
 #include <stdlib.h>
@@ -34,7 +34,7 @@ int constraint_check(const struct constraint *c, const char *verb, bool ignores_
 /* ---- compiling --------------------------------------------------------------------------------
  */
 
-/* A schema begins like an object, a grammar has a rule; other values are files. */
+/* A schema begins with a brace, a grammar contains a rule; other values are files. */
 static bool is_text(const struct constraint *c) {
     return c->schema ? c->schema[strspn(c->schema, " \t\r\n")] == '{'
                      : strstr(c->grammar, "::=") != NULL;

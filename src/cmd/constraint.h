@@ -1,7 +1,7 @@
-/* constraint.h - --grammar and --json-schema: what the texts of run and chat follow.
+/* constraint.h - --grammar and --json-schema: constrained output of run and chat.
  *
  * The sequence is given the mask of its next token before the step that picks it; thinking before
- * an answer is free, as in the server (serve/follow.h). */
+ * an answer is not constrained, as in the server (serve/follow.h). */
 #ifndef CMD_CONSTRAINT_H
 #define CMD_CONSTRAINT_H
 
@@ -30,11 +30,11 @@ int constraint_check(const struct constraint *c, const char *verb, bool ignores_
 int constraint_open(struct constraint *c, const sluice_model *model);
 void constraint_close(struct constraint *c);
 
-/* A text begins after this prompt, of which nothing was fed, or not its last token. may_think: it
- * may begin with thinking. Exit status. */
+/* Begins a text after this prompt, whose last token was not fed yet. may_think: it may begin with
+ * thinking. Exit status. */
 int constraint_begin(struct constraint *c, sluice_seq *seq, const int32_t *prompt, size_t n,
                      bool may_think);
-/* It goes on with this token; *is_last: nothing may follow. Exit status. */
+/* Advances by this token; *is_last: nothing may follow. Exit status. */
 int constraint_take(struct constraint *c, sluice_seq *seq, int32_t token, bool *is_last);
 
 #endif

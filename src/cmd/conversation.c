@@ -1,4 +1,4 @@
-/* conversation.c - the messages of a conversation, and the ones to come back to. */
+/* conversation.c - the messages of a conversation, and its forks. */
 #include "cmd/conversation.h"
 
 #include <stdlib.h>
@@ -31,7 +31,7 @@ static void remove_range(struct conversation *c, size_t from, size_t to) {
         json_array_remove(c->messages, --to);
 }
 
-/* Without zero bytes, which would not come back from a file. */
+/* Without zero bytes, which a file could not give back. */
 static json_t *make_content(struct str text) {
     if (text.len == 0 || !memchr(text.at, 0, text.len))
         return json_text(text);

@@ -1,4 +1,4 @@
-/* conversation.h - the messages of a conversation, and the ones to come back to.
+/* conversation.h - the messages of a conversation, and its forks.
  *
  * A turn is a question (role user) and what follows it up to the next. Messages before the first
  * question (the system message) belong to no turn. */
@@ -19,7 +19,7 @@ struct conversation {
     int n_forks;
 };
 
-/* No messages but the system's. */
+/* Removes all messages but the system's. */
 int conversation_clear(struct conversation *c, struct err *err);
 void conversation_free(struct conversation *c);
 
@@ -33,7 +33,7 @@ const char *conversation_system(const struct conversation *c);
 /* Replaces it, or removes it for an empty text. */
 int conversation_set_system(struct conversation *c, struct str text, struct err *err);
 
-/* Removes the last turn, or of it all but the question; false when there is none. */
+/* Removes the last turn, or all of it but the question; false when there is none. */
 bool conversation_undo(struct conversation *c);
 bool conversation_undo_answer(struct conversation *c);
 /* Removes the oldest turn; false when that is the last one, too. */
@@ -48,11 +48,11 @@ void conversation_restore(struct conversation *c, json_t *snapshot);
 int conversation_fork(struct conversation *c, struct err *err);
 bool conversation_back(struct conversation *c); /* false: there is no fork */
 
-/* The messages as a JSON file, and such a file's messages, for conversation_restore; NULL and an
- * error when it has none. */
+/* Saves the messages as a JSON file; and loads such a file, for conversation_restore: NULL and an
+ * error if it has no messages. */
 int conversation_save(const struct conversation *c, const char *path, struct err *err);
 json_t *conversation_read(const char *path, struct err *err);
-/* An error when there is a file at the path that conversation_save did not write. */
+/* An error when the path has a file that conversation_save did not write. */
 int conversation_check_replaced(const char *path, struct err *err);
 
 #endif

@@ -31,7 +31,7 @@ static uint64_t rows_of(const struct hub_tensor *t) {
     return t->dims[1] * t->dims[2] * t->dims[3];
 }
 
-/* The mixture that keeps the numbers the folder has: that of its embedding. */
+/* The mixture that keeps the folder's number format: that of its embedding. */
 static const struct mixture *mixture_of_folder(const struct hub *hub) {
     for (uint32_t i = 0; i < hub->n_tensors; i++)
         if (strcmp(hub->tensors[i].name, "token_embd.weight") == 0)

@@ -1,13 +1,14 @@
-/* editor.c - messages from standard input: with a line editor in a terminal, plainly elsewhere.
+/* editor.c - messages from standard input: with a line editor in a terminal, as plain lines
+ * elsewhere.
  *
  * The editor is libedit; characters, signals and pastes are ours.
  * (1) The terminal is in libedit's mode only within el_wgets. Signals that end or stop the program
- *     there put it back first; the handler only writes the signal's number into a pipe, because
+ *     there restore it first; the handler only writes the signal's number into a pipe, because
  *     libedit cannot be called from it, and any thread may be the one that is interrupted.
  * (2) Its screen is never resized under a line that is being edited: libedit would keep a cursor
- *     outside of the smaller screen. The line is ended at the next key and edited anew.
- * (3) Enter reaches libedit as LF when the message is complete, and as CR, which is bound to a
- *     line break, when it is not. */
+ *     outside of the smaller screen. The line is ended at the next key and edited again.
+ * (3) Enter reaches libedit as LF when the message is complete, and as CR, which is bound to a line
+ *     break, when it is not. */
 #include "cmd/editor.h"
 
 #include <errno.h>
@@ -168,7 +169,7 @@ static int read_lines(struct editor *e, struct err *err) {
 static void note_signal(int number) {
     int kept = errno;
     char byte = (char)number;
-    ssize_t ignored = write(wake_fd, &byte, 1); /* a full pipe has enough to wake up for */
+    ssize_t ignored = write(wake_fd, &byte, 1); /* a full pipe wakes it anyway */
     (void)ignored;
     errno = kept;
 }
@@ -201,7 +202,7 @@ static void end_editing(struct editor *e) {
         sigaction(signals[i], &e->before[i], NULL);
 }
 
-/* Does what the signal does without us, with the terminal as it was. */
+/* Restores the terminal, then lets the signal take its default effect. */
 static void pass_on(struct editor *e, int number) {
     end_editing(e);
     raise(number);
@@ -429,7 +430,7 @@ static void remember(void *user, struct str entry) {
     free(wide);
 }
 
-/* The entry is there from now on and in later runs; the same one twice in a row counts once. */
+/* Adds an entry to the history, also for later runs; the same one twice in a row counts once. */
 static void keep(struct editor *e, struct str entry) {
     HistEventW event;
     struct err err;

@@ -1,7 +1,8 @@
-/* editor.h - messages from standard input: with a line editor in a terminal, plainly elsewhere.
+/* editor.h - messages from standard input: with a line editor in a terminal, as plain lines
+ * elsewhere.
  *
- * A message is a line. It goes on in the next line after a backslash, within """ ... """, and,
- * in a terminal, after Alt-Enter and in what is pasted. */
+ * A message is a line. It continues on the next line after a backslash, within """ ... """, and, in
+ * a terminal, after Alt-Enter and in pasted text. */
 #ifndef CMD_EDITOR_H
 #define CMD_EDITOR_H
 
@@ -20,7 +21,7 @@ bool editor_is_terminal(const struct editor *editor);
 
 struct message {
     struct str text; /* any bytes; lives until the next call */
-    bool is_block;   /* was within """: what it says is no command */
+    bool is_block;   /* was within """: never a command */
 };
 
 /* 1: a message; 0: the end of input; or a negative status. */

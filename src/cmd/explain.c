@@ -156,7 +156,8 @@ static int put_line(struct outfile *out, struct err *err, const char *format, ..
     return outfile_write(out, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1, err);
 }
 
-/* A bar for each op, as long as it takes; the dark part is what its bytes would take. */
+/* A bar for each op, as long as its time; the dark part is the time its bytes would take at full
+ * bandwidth. */
 static int put_bars(const struct explain *x, struct outfile *out, struct err *err) {
     static const char *const colours[OP_KIND_COUNT] = {"#888",    "#4a90d9", "#e08a2e",
                                                        "#5aa469", "#b05ac0", "#9aa83a",
@@ -214,13 +215,13 @@ static int open_engine(struct explain *x) {
         o.context = x->facts.depth +
                     (step_facts_is_prompt(&x->facts) ? x->facts.rows : x->facts.repeats + 1);
     if (step_facts_is_prompt(
-            &x->facts)) { /* in one step, which snapshots would cut; and forks of all sequences */
+            &x->facts)) { /* in one step, which snapshots would split; and forks of all sequences */
         o.sequences *= 2;
         o.prefill = (uint32_t)x->facts.rows;
         o.snapshot_bytes = 0;
     }
     if (x->compare) {
-        o.prefill = (uint32_t)x->facts.rows; /* both are to have the same plans */
+        o.prefill = (uint32_t)x->facts.rows; /* both must have the same plans */
         o.backend = "cpu";
         int exit = common_open_engine(x->model, &o, false, &x->engine);
         o.backend = x->compare;

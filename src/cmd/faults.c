@@ -31,7 +31,7 @@ void faults_end_by(int number) {
     raise(number);
 }
 
-/* Bytes of a path that would steer a terminal become '?'. */
+/* Control bytes of a path become '?'. */
 static size_t copy_printable(char *out, size_t size, const char *path) {
     size_t n = 0;
     for (; path[n] && n < size; n++)
@@ -39,7 +39,7 @@ static size_t copy_printable(char *out, size_t size, const char *path) {
     return n;
 }
 
-/* A page of a mapped file that is not there: the file became shorter, or the disk fails. */
+/* A page of a mapped file is gone: the file was truncated, or the disk fails. */
 static void on_bus_error(int number, siginfo_t *info, void *context) {
     static atomic_flag is_said = ATOMIC_FLAG_INIT;
     static const char before[] = "sluice: ",
@@ -51,7 +51,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context) {
         return;
     }
     while (atomic_flag_test_and_set(&is_said))
-        pause(); /* another thread is saying it, and ends the program */
+        pause(); /* another thread reports it and ends the program */
     faults_clean();
     char line[sizeof before + 1024 + sizeof after];
     size_t n = sizeof before - 1;

@@ -8,11 +8,11 @@
  * touched here. */
 void faults_install(void);
 
-/* A path that goes with the program, besides temporary files: a socket. Borrowed; NULL: none. */
+/* A path to unlink with the temporary files: a socket. Borrowed; NULL: none. */
 void faults_drop(const char *path);
 /* Called by a signal's handler: unlinks all of those. */
 void faults_clean(void);
-/* The same, and lets the signal do what it does by itself. */
+/* The same, then lets the signal take its default effect. */
 void faults_end_by(int number);
 
 #endif

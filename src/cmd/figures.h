@@ -10,8 +10,8 @@
 struct figures {
     sluice_engine *engine;
     const struct generate *out; /* all zeros when it was not reached */
-    size_t n_prompt, n_cached;  /* tokens; those of them that were there already */
-    size_t n_left;              /* those that wait still: it was interrupted */
+    size_t n_prompt, n_cached;  /* tokens; those of them that were cached */
+    size_t n_left;              /* those still waiting: it was interrupted */
     double prompt_seconds;
     uint64_t seed;
 };
@@ -19,7 +19,7 @@ struct figures {
 /* "prompt 4 tokens, 226.1 tok/s; 30 tokens, 133.9 tok/s"; with -v a second line. */
 void figures_say(const struct figures *f);
 
-/* One object with the text and everything that is known of it. The caller's. */
+/* One object with the text and all figures; the caller owns it. */
 json_t *figures_json(const struct figures *f, struct str text);
 
 #endif

@@ -11,11 +11,12 @@
 /* ---- loops ------------------------------------------------------------------------------------
  */
 
-/* The same few tokens over and over: looked for by its period. */
+/* Finds loops, the same few tokens over and over, by their period. */
 enum { LOOP_PERIODS = 64 };
 struct loop {
-    int32_t last[LOOP_PERIODS];      /* the newest tokens, a ring */
-    uint32_t repeated[LOOP_PERIODS]; /* newest tokens in a row that equal the one so far back */
+    int32_t last[LOOP_PERIODS]; /* the newest tokens, a ring */
+    uint32_t
+        repeated[LOOP_PERIODS]; /* how many of the newest tokens equal the one a period before */
     uint64_t n;
 };
 
@@ -86,7 +87,7 @@ static bool is_full(const struct generate *g) {
     return n >= choice.context;
 }
 
-/* Drafts what will probably come, where the text repeats itself. */
+/* Prompt lookup: drafts tokens where the text repeats itself. */
 struct drafting {
     void *memory; /* NULL: nothing is drafted */
     uint32_t max_drafts, context;
@@ -98,7 +99,7 @@ static void drafting_open(struct drafting *d, const struct generate *g) {
     struct sluice_choice choice;
     sluice_engine_choice(g->engine, &choice);
     *d = (struct drafting){.max_drafts = choice.drafts, .context = choice.context};
-    if (g->see || choice.drafts == 0) /* logits are those of the last token alone */
+    if (g->see || choice.drafts == 0) /* there are logits of the last token alone */
         return;
     d->memory = malloc(lookup_bytes(d->context));
     if (d->memory)
@@ -120,7 +121,7 @@ static uint32_t draft(struct drafting *d, struct generate *g) {
     return step.rows;
 }
 
-/* One submission for the token that waits. */
+/* One submission for the waiting token. */
 static int submit(struct drafting *d, struct generate *g) {
     size_t left = g->max_tokens - g->n_new;
     uint32_t steps = 0, rows = draft(d, g);
@@ -131,8 +132,8 @@ static int submit(struct drafting *d, struct generate *g) {
     return status;
 }
 
-/* Feeds a token and makes the next, or several where the backend goes on by itself or drafts were
- * right. What it made after the end is not looked at. */
+/* Feeds a token and generates the next, or several by a burst or right drafts. Tokens after the end
+ * are ignored. */
 static bool advance(struct generate *g, struct loop *loop, struct drafting *d, int *exit) {
     const int32_t *tokens;
     int32_t token = sluice_seq_token(g->seq);

@@ -23,18 +23,18 @@ struct generate {
     const sluice_model *model;
     sluice_engine *engine;
     sluice_seq *seq;
-    sluice_text *text; /* starts over, with its stop strings */
+    sluice_text *text; /* reset first; has the stop strings */
     size_t max_tokens; /* tokens; SIZE_MAX: no limit */
-    bool is_endless;   /* goes on after end tokens and in loops (--ignore-eos) */
+    bool is_endless;   /* continues after end tokens and in loops (--ignore-eos) */
     struct constraint
-        *constraint; /* that the text follows, begun before the prompt was processed */
+        *constraint; /* that the text must follow, begun before the prompt was processed */
     /* Whole characters, as they are known. Nonzero ends the loop with that exit status. */
     int (*show)(void *user, const char *at, size_t length);
     /* May be NULL. Every token that counts, before its text is shown, while the logits it was
      * picked from are still there (where the sequence wants them). Nonzero as above. */
     int (*see)(void *user, int32_t token);
-    /* May be NULL: then a full context is the end. Makes the sequence shorter, works off what it
-     * holds, and returns true when there is room; its last tokens stay. *exit as above. */
+    /* May be NULL: then a full context is the end. Shortens the sequence, processes what it holds
+     * then, and returns true when there is room; its last tokens stay. *exit as above. */
     bool (*make_room)(void *user, int *exit);
     void *user;
 
@@ -46,7 +46,7 @@ struct generate {
 };
 
 /* Generates until something ends it. Returns 0, whatever that was, or the exit status of a failure,
- * which was said. The sequence may hold tokens that were made after the end. */
+ * which was reported. The sequence may hold tokens that were made after the end. */
 int generate(struct generate *g);
 
 #endif

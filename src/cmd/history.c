@@ -28,7 +28,7 @@ void history_close(struct history *h) {
     *h = (struct history){0};
 }
 
-/* Text, as far as its beginning tells: a model's first bytes hold zeros. */
+/* Whether it is text, judged by its beginning: a model's first bytes contain zeros. */
 static bool is_text(int fd) {
     char begin[64];
     ssize_t n = pread(fd, begin, sizeof begin, 0);
@@ -64,7 +64,7 @@ static int open_locked(const struct history *h, int flags, struct err *err) {
 /* ---- entries ----------------------------------------------------------------------------------
  */
 
-/* As it stands in the file; room for twice its length and one. */
+/* Escapes an entry for the file; `out` has twice its length plus one. */
 static size_t escape(struct str entry, char *out) {
     size_t n = 0;
     for (size_t i = 0; i < entry.len; i++) {
@@ -149,7 +149,7 @@ int history_read(const struct history *h, void (*each)(void *user, struct str en
     return err->code;
 }
 
-/* All of it or nothing: half an entry would become part of the next. */
+/* All or nothing: half an entry would become part of the next. */
 static bool append(int fd, const char *line, size_t len) {
     off_t size = lseek(fd, 0, SEEK_END);
     if (size >= 0 && write(fd, line, len) == (ssize_t)len)

@@ -1,5 +1,5 @@
-/* imatrix.c - the verb imatrix: runs a model over a text and writes how large the inputs of each
- * matrix were, for quantize --imatrix.
+/* imatrix.c - the verb imatrix: runs a model over a text and sums the squared inputs of each
+ * matrix, for quantize --imatrix.
  *
  * The text is cut into windows as by ppl, each from an empty context; a model that begins texts
  * with BOS has it in place of a window's first token. */
@@ -161,7 +161,7 @@ static int open_engine(struct collector *c) {
     return 0;
 }
 
-/* Before the work: that it can be written, and is none of the files that are read. */
+/* Checks early that the output can be written, and is not one of the input files. */
 static int check_output(struct collector *c) {
     const char *path = output_path(c->out);
     int status = model_protect(c->model->model, path, &c->err);

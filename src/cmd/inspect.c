@@ -1,7 +1,7 @@
 /* inspect.c - the verb inspect: what a model file holds.
  *
  * The facts are gathered once into a JSON value; --json prints it, otherwise it is laid out as
- * text. So both always say the same. */
+ * text. So both always agree. */
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -252,8 +252,8 @@ static struct str text_of(const json_t *v) {
     return json_is_string(v) ? (struct str){json_string_value(v), json_string_length(v)} : STR("");
 }
 
-/* At most so many characters of a text from the file, safe for a terminal; how many it were, and
- * the text is what is left. */
+/* Prints at most `max` characters of a text from the file, safe for a terminal; returns how many;
+ * *s is the rest. */
 static int print_escaped(struct str *s, int max) {
     int n = 0;
     for (; s->len > 0 && n < max; n++) {
@@ -361,7 +361,7 @@ static void print_tensor(const json_t *t) {
            human_bytes(number(t, "bytes")));
 }
 
-/* What conversations leave, and where it may go. */
+/* The caches of conversations, and where they are. */
 static void print_cache(const json_t *m) {
     static const char *const below[][2] = {{"cache_bytes", "host memory"},
                                            {"cache_dir_bytes", "folder, at most"}};

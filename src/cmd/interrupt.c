@@ -1,4 +1,4 @@
-/* interrupt.c - Ctrl-C and its kin: the one place that handles SIGINT, SIGTERM and SIGHUP. */
+/* interrupt.c - Ctrl-C and the like: the one place that handles SIGINT, SIGTERM and SIGHUP. */
 #include "cmd/interrupt.h"
 
 #include <errno.h>
@@ -11,13 +11,13 @@
 static atomic_bool flag, loads, has_bar;
 static _Atomic(sluice_engine *) running;
 
-/* Nothing asks whether to stop while weights are read and packed, and nothing has to be kept. */
+/* While weights are loaded nothing polls the flag, and nothing has to be saved. */
 static void end_loading(void) {
     static const char line[] = "\r\033[Ksluice: interrupted while loading\n";
     const char *at = atomic_load(&has_bar) ? line : line + 4;
     faults_clean();
     ssize_t written = write(STDERR_FILENO, at, (size_t)(line + sizeof line - 1 - at));
-    (void)written; /* there is nobody else to tell */
+    (void)written; /* nothing else can be done */
     _exit(EXIT_INTERRUPTED);
 }
 

@@ -1,9 +1,9 @@
-/* interrupt.h - Ctrl-C and its kin: the one place that handles SIGINT, SIGTERM and SIGHUP.
+/* interrupt.h - Ctrl-C and the like: the one place that handles SIGINT, SIGTERM and SIGHUP.
  *
  * (1) Without an engine every one of them ends the program at once, by the signal itself; nothing
  *     half-written stays.
  * (2) With an engine the first SIGINT only asks: the flag is raised and the engine's step ends
- *     early. Whoever reads the flag stops, says its figures and returns EXIT_INTERRUPTED.
+ *     early. Code that polls the flag stops, prints its figures and returns EXIT_INTERRUPTED.
  * (3) A second SIGINT before interrupt_reset ends the program as in (1).
  * (4) While a model loads a SIGINT ends the program at once, with a line and EXIT_INTERRUPTED. */
 #ifndef CMD_INTERRUPT_H
@@ -16,8 +16,8 @@
 
 /* Handles the three signals from now on. `engine`: the one that a SIGINT stops; NULL: none, as in
  * (1), also before the engine is closed. System calls that wait end with EINTR. SIGHUP stays
- * ignored where it was when the program began (nohup); SIGINT does not: scripts start their
- * background jobs with it ignored, and kill -INT is to end them all the same. */
+ * ignored where it was when the program began (nohup); SIGINT does not: scripts start background
+ * jobs with it ignored, and kill -INT should still end them. */
 void interrupt_install(sluice_engine *engine);
 
 /* A model loads from now on, or (false) does no longer. */
@@ -29,7 +29,7 @@ static inline bool interrupt_asked(void) {
     return atomic_load(interrupt_flag());
 }
 
-/* What was asked has been done: the next SIGINT is a first one again. */
+/* The request was handled: the next SIGINT is a first one again. */
 void interrupt_reset(void);
 
 #endif

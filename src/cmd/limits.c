@@ -1,4 +1,4 @@
-/* limits.c - what the machine gives to a plain program: memcpy, and a file written and read. */
+/* limits.c - the machine's limits for a plain program: memcpy, and a file written and read. */
 #include "cmd/limits.h"
 
 #include <fcntl.h>

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Makes room for some bytes more, at the cost of the lines handed out before. */
+/* Reserves some more bytes; lines handed out before become invalid. */
 static bool reserve(struct lines *l) {
     enum { MIN_FREE = 1 << 16 };
     if (l->start > 0) {
@@ -27,7 +27,7 @@ static bool reserve(struct lines *l) {
     return true;
 }
 
-/* More bytes at the end. A descriptor that does not block is waited for. */
+/* Reads more bytes. Waits for a non-blocking descriptor. */
 static int fill(struct lines *l, struct err *err) {
     if (!reserve(l))
         return err_memory(err, "a line of standard input");

@@ -1,6 +1,6 @@
 /* logits.c - the verb logits: a model's raw numbers, for comparing.
  *
- * In: prompts as token ids, one a line, fed as they are, each from an empty sequence. Out: f32
+ * In: prompts as token ids, one per line, fed as they are, each from an empty sequence. Out: f32
  * logits of every position of every prompt, row by row, all rows of the vocabulary. With --layers a
  * second file: the residual after the embedding, after each layer and after the final norm, at each
  * prompt's last position. */
@@ -147,7 +147,7 @@ static int run_prompts(struct logits *l, struct str text) {
     return status;
 }
 
-/* None of the files that are being read. */
+/* Opens an output, which must not be one of the input files. */
 static int open_output(struct logits *l, struct outfile *out, const char *path) {
     int status = model_protect(l->model->model, path, &l->err);
     if (!status)

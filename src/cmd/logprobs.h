@@ -26,7 +26,7 @@ void logprobs_free(struct logprobs *l);
 
 /* An array of {"id", "token", "logprob", "top": [{"id", "token", "logprob"}, ...]}. */
 json_t *logprobs_json(const struct logprobs *l, const struct tokenizer *t);
-/* A line a token on stderr. */
+/* One line per token on stderr. */
 void logprobs_say(const struct logprobs *l, const struct tokenizer *t);
 
 #endif

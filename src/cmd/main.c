@@ -63,14 +63,14 @@ static void print_version(void) {
     printf("\ninstruction sets: %s\n", cpu_feature_names());
 }
 
-/* What could not be written to stdout is a failure, however well the rest went. */
+/* A failed write to stdout is a failure of the program. */
 static int finish(int status) {
     if (fflush(stdout) != 0 && status == 0)
         return complain(EXIT_WORLD, "cannot write to standard output");
     return status;
 }
 
-/* What other programs call what we do, or do and we do not. */
+/* Verbs of other programs: what they are called here, or that there is none. */
 static const struct {
     const char *theirs, *answer;
 } answers[] = {

@@ -1,4 +1,5 @@
-/* open.c - the options that verbs with an engine share, and opening as they say. */
+/* open.c - the options that verbs with an engine share, and opening a model and an engine with
+ * them. */
 #include "cmd/open.h"
 
 #include <errno.h>
@@ -104,8 +105,7 @@ static bool names_device(const char *line, const char *part) {
     return found && found + strlen(part) <= line + strcspn(line, ",");
 }
 
-/* The number of the device that is meant: as it was given, or of the first with that in its name;
- * -1: there is none. */
+/* The number of the device: as given, or of the first whose name contains the text; -1: none. */
 static int device_number(const struct common *c, const struct backend_kind *kind) {
     char line[256], *end;
     if (!c->device)
@@ -121,7 +121,7 @@ static int device_number(const struct common *c, const struct backend_kind *kind
     return -1;
 }
 
-/* Where a backend has no device at all, opening it says why. */
+/* If a backend has no device at all, opening it reports why. */
 static int check_device(const struct common *c, const char *verb) {
     char line[256], all[1024];
     const struct backend_kind *kind = backend_find(c->backend);
@@ -169,7 +169,7 @@ static int check_ranges(const struct common *c, const char *verb) {
     return OPTS_GO_ON;
 }
 
-/* Of the KV cache and the folder for prompts. */
+/* Checks the options of the KV cache and of --cache-dir. */
 static int check_cache(const struct common *c, const char *verb) {
     if (c->cache_dir && !c->cache_dir[0])
         return complain(EXIT_USAGE, "%s: --cache-dir is '', expected a folder", verb);
@@ -192,7 +192,7 @@ int common_check(const struct common *c, const char *verb) {
     int exit = check_ranges(c, verb);
     if (exit != OPTS_GO_ON)
         return exit;
-    if (c->temperature > 0 && c->temperature < 1e-6f) /* the engine's bound */
+    if (c->temperature > 0 && c->temperature < 1e-6f) /* the engine's limit */
         return complain(EXIT_USAGE, "%s: --temp is %g, expected 0, or 1e-06 to 100", verb,
                         (double)c->temperature);
     if (c->seed < -1)
@@ -244,7 +244,7 @@ struct sluice_engine_options common_engine(const struct common *c) {
     return o;
 }
 
-/* Short enough to be typed again. */
+/* Short enough to type. */
 static uint64_t drawn_seed(void) {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
@@ -286,7 +286,7 @@ static int add_bias(struct common *c, int32_t token, float bias) {
     return 0;
 }
 
-/* What --logit-bias and --ignore-eos mean for this model. */
+/* Resolves --logit-bias and --ignore-eos for this model. */
 static int fill_biases(struct common *c, const sluice_model *model) {
     struct err err = {0};
     struct sluice_facts facts;
@@ -371,7 +371,7 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
     struct sluice_engine_options o = *options;
     struct progress bar = {0};
     struct err err = {0};
-    int exit = o.cache_dir ? make_folder(o.cache_dir) : 0; /* or it would be found after loading */
+    int exit = o.cache_dir ? make_folder(o.cache_dir) : 0; /* fail before loading */
     if (exit)
         return exit;
     o.progress = show_loading;
@@ -414,7 +414,7 @@ uint32_t common_outputs(const sluice_model *model, uint32_t useful) {
     enum { MAX_LOGITS_BYTES = 256 << 20, MAX_BATCH = 256 };
     struct sluice_facts facts;
     sluice_model_facts(model, &facts);
-    uint64_t row_bytes = (uint64_t)facts.n_logits * 20; /* logits twice, and room to sort them */
+    uint64_t row_bytes = (uint64_t)facts.n_logits * 20; /* logits twice, and space to sort them */
     uint64_t n = MAX_LOGITS_BYTES / row_bytes;
     n = n < 1 ? 1 : n > MAX_BATCH ? MAX_BATCH : n;
     return n < useful ? (uint32_t)n : useful;
@@ -513,7 +513,7 @@ struct sweep {
 };
 
 /* Eight streams side by side are faster than one on some machines (x86), slower on others: Neoverse
- * cores read one at 1.6 times the speed. The kernels read as their machine likes it. */
+ * cores read one at 1.6 times the speed. The kernels use what is best for their machine. */
 static void read_all(void *context, uint64_t begin, uint64_t end) {
     enum { STREAMS = 8, AHEAD = 16 };
     struct sweep *s = context;

@@ -1,4 +1,5 @@
-/* open.h - the options that verbs with an engine share, and opening as they say. */
+/* open.h - the options that verbs with an engine share, and opening a model and an engine with
+ * them. */
 #ifndef CMD_OPEN_H
 #define CMD_OPEN_H
 
@@ -15,7 +16,7 @@ struct common {
     const char *device; /* a number, or part of a name; NULL: the first */
     int threads, context, batch, draft;
     bool exact, as_json;
-    /* What is kept of conversations. UINT64_MAX: not given. */
+    /* Caches of conversations. UINT64_MAX: not given. */
     const char *cache_dir;
     uint64_t kv_bytes, snapshot_bytes, cache_bytes, cache_dir_bytes;
     /* NaN and -1: not given. */
@@ -24,7 +25,7 @@ struct common {
     int64_t seed;
     bool ignore_eos;
     struct opt_list stops, logit_biases;
-    /* What those biases and --ignore-eos are for the model: filled by common_open_model. */
+    /* The biases and --ignore-eos, resolved for the model by common_open_model. */
     struct sluice_bias biases[SLUICE_MAX_BIASES];
     size_t n_biases;
 };
@@ -49,21 +50,21 @@ enum { MAX_COMMON_OPTS = 32 };
 /* Appends the rows of the groups to a table that has n; returns how many it has then. */
 int common_opts(struct opt *table, int n, struct common *c, unsigned groups);
 
-/* Whether the values given make sense; OPTS_GO_ON, or the exit status after one line. With --json
- * there are no lines for people from now on, unless -v asked for them. */
+/* Checks the values; OPTS_GO_ON, or the exit status after one line. With --json there are no lines
+ * for people from now on, unless -v asked for them. */
 int common_check(const struct common *c, const char *verb);
 
-/* The engine's options from the command line's. Snapshots of recurrent state are kept, where none
- * is said about them, if there is a cache in host memory or on disk. */
+/* The engine's options from the command line's. Snapshots of recurrent state are on by default if
+ * there is a cache in host memory or on disk. */
 struct sluice_engine_options common_engine(const struct common *c);
-/* The model's own sampling with what the command line says instead. A seed that is not given is
- * drawn. The biases are those of *c. */
+/* The model's own sampling parameters, overridden by the command line. Without a seed a random one
+ * is drawn. The biases are those of *c. */
 struct sluice_sampling common_sampling(const struct common *c, const sluice_model *model);
 
-/* Makes the folder of --cache-dir where there is none; the exit status when it cannot be used. */
+/* Creates the folder of --cache-dir if need be; the exit status when it cannot be used. */
 int common_make_cache_dir(const struct common *c);
-/* A model, and an engine with a bar for loading. On failure it is closed and NULL, one line is on
- * stderr, and the exit status is returned; 0 when all is well. `taps`: see engine_prepare. */
+/* Open a model; and an engine, with a progress bar. On failure the result is NULL, one line is on
+ * stderr, and the exit status is returned; 0: success. `taps`: see engine_prepare. */
 int common_open_model(struct common *c, sluice_model **model);
 int common_open_engine(sluice_model *model, const struct sluice_engine_options *options, bool taps,
                        sluice_engine **engine);
@@ -71,7 +72,7 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
 /* A whole text as tokens, without BOS; "-" is standard input. Fewer than a window of them are an
  * error. */
 int common_encode_file(const sluice_model *model, const char *path, size_t window, struct ids *out);
-/* Windows of a text, `max` of them at most; 0: all. A tail that fills none is dropped. */
+/* Windows of a text, at most `max`; 0: all. An incomplete one at the end is dropped. */
 size_t common_count_windows(const struct ids *ids, int window, int max);
 /* Calls `on` with each of them, under a bar of that label; ends with the first exit status that is
  * not 0, and returns it. */
@@ -79,7 +80,7 @@ int common_each_window(const struct ids *ids, int window, int max, const char *l
                        int (*on)(void *user, const int32_t *tokens, uint32_t n), void *user);
 
 /* How many rows may hand out logits in one step, for the verbs that want all of them: as many as
- * `useful` and a reasonable room for them allow. */
+ * `useful` and a reasonable amount of memory allow. */
 uint32_t common_outputs(const sluice_model *model, uint32_t useful);
 
 /* One short line on stderr: model, device, context; with -v a second one: backend, kv, memory. */
@@ -90,20 +91,20 @@ void common_announce(const struct common *c, const sluice_model *model,
  * count. */
 int common_burst(sluice_engine *engine, uint32_t n, uint32_t *steps);
 
-/* Steps until nothing waits, with such a bar. `what` NULL: without. EXIT_INTERRUPTED when somebody
- * asked to stop; then tokens may wait still. */
+/* Steps until nothing waits, with a progress bar (`what` NULL: without). EXIT_INTERRUPTED after a
+ * request to stop; then tokens may still wait. */
 int common_work_off(sluice_engine *engine, const char *what, uint64_t tokens);
 
 /* Bytes of weights and state that a step of so many rows touches at that depth. */
 uint64_t common_step_bytes(const sluice_engine *engine, uint32_t rows, uint32_t depth);
 
 /* GB/s that the engine's device reads from its memory, measured now: the limit of its steps. The
- * CPU reads with so many threads, 0: one a processor. 0 when memory ran out. */
+ * CPU reads with so many threads, 0: one per processor. Returns 0 when memory ran out. */
 double common_limit(const sluice_engine *engine, int threads);
 /* TFLOP/s of its fp16 tensor cores, measured now; 0: it has none. */
 double common_peak(const sluice_engine *engine);
 
-/* Says why a call on the engine failed; returns the exit status. */
+/* Reports why a call on the engine failed; returns the exit status. */
 int fail_engine(const sluice_engine *engine);
 
 #endif

@@ -1,4 +1,4 @@
-/* opts.c - command lines: one table a verb, which is also its help. */
+/* opts.c - command lines: one table per verb, which is also its help. */
 #include "cmd/opts.h"
 
 #include <errno.h>
@@ -82,8 +82,8 @@ static const struct {
 };
 enum { N_ALIASES = sizeof aliases / sizeof *aliases };
 
-/* What means something else there, or is not needed here. The names are separated by spaces; a * at
- * the end of one stands for any rest. */
+/* Options of llama.cpp that mean something else here, or are not needed. Names are separated by
+ * spaces; a * at the end of one matches any rest. */
 static const struct {
     const char *theirs, *answer;
 } answers[] = {
@@ -139,7 +139,7 @@ static const struct {
     /* clang-format on */
 };
 
-/* Whether a list of answers names the word. */
+/* Whether a list of names contains the word. */
 static bool is_listed(const char *names, const char *word) {
     for (size_t n; *names; names += n + (names[n] == ' ')) {
         n = strcspn(names, " ");
@@ -155,7 +155,7 @@ static bool is_name(const struct opt *o, const char *word) {
            (o->letter && word[0] == '-' && word[1] == o->letter && word[2] == 0);
 }
 
-/* This verb's option that the k-th alias means; NULL: it has none. */
+/* This verb's option for alias k; NULL: none. */
 static const struct opt *aliased(const struct usage *u, int k) {
     for (int i = 0; i < u->n_opts; i++)
         if (u->opts[i].kind == aliases[k].kind && is_name(&u->opts[i], aliases[k].ours))
@@ -212,7 +212,7 @@ int opts_distance(const char *a, const char *b) {
 const char *opts_nearest(const char *word, const char *const *names, int n) {
     size_t dashes = strspn(word, "-/"), len = strlen(word + dashes);
     const char *nearest = NULL;
-    int nearest_distance = len <= 5 ? 2 : len <= 8 ? 3 : 4; /* one more than is near */
+    int nearest_distance = len <= 5 ? 2 : len <= 8 ? 3 : 4; /* one more than counts as near */
     for (int i = 0; i < n; i++) {
         const char *name = names[i] + strspn(names[i], "-/");
         bool is_beginning = len >= 3 && strncmp(name, word + dashes, len) == 0;
@@ -373,8 +373,7 @@ static void name_of(const char *word, size_t length, char *name, size_t size) {
         *c = *c == '_' ? '-' : *c;
 }
 
-/* The value within the word, after = or, a number, after the letter (-n128); NULL: there is none.
- */
+/* The value within the word, after =, or a number after the letter (-n128); NULL: none. */
 static const char *attached_value(const char *word, size_t *name_length) {
     const char *equals = word[1] == '-' ? strchr(word, '=') : NULL;
     bool has_number =

@@ -1,6 +1,6 @@
-/* opts.h - command lines: one table a verb, which is also its help.
+/* opts.h - command lines: one table per verb, which is also its help.
  *
- * Every verb takes --help, -q and -v as well. llama.cpp's names for our options are taken too. */
+ * Every verb takes --help, -q and -v as well. llama.cpp's names for our options work too. */
 #ifndef CMD_OPTS_H
 #define CMD_OPTS_H
 
@@ -51,8 +51,7 @@ enum { OPTS_GO_ON = -1 };
  * the line is wrong (one line on stderr). */
 int opts_parse(const struct usage *usage, int argc, char **argv, const char **words);
 
-/* Changes, insertions, deletions and swaps of neighbours that make b of a; 40 where one is longer
- * than that. */
+/* Edit distance with swaps of neighbours; 40 if one is longer than that. */
 int opts_distance(const char *a, const char *b);
 /* The one of n names that a mistyped word most likely meant; NULL when none is near. */
 const char *opts_nearest(const char *word, const char *const *names, int n);
@@ -61,7 +60,7 @@ const char *opts_nearest(const char *word, const char *const *names, int n);
  */
 const char *opts_ours(const char *theirs);
 
-/* Sets one option that takes a value; `who` begins the line when the text is none. Returns as
+/* Sets one option that takes a value; `who` begins the error line for a bad value. Returns as
  * opts_parse. */
 int opts_set(const char *who, const struct opt *opt, const char *text);
 

@@ -1,6 +1,6 @@
 /* ppl.c - the verb ppl: how well a model predicts a text.
  *
- * The whole text as tokens, without BOS, cut into windows; the tail that fills none is dropped.
+ * The whole text as tokens, without BOS, cut into windows; an incomplete one at the end is dropped.
  * Each window begins with an empty sequence, and its tokens from the second on are scored: nll is
  * the mean of -log p. */
 #include <limits.h>

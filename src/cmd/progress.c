@@ -1,4 +1,4 @@
-/* progress.c - a bar on the terminal while something long goes on. */
+/* progress.c - a progress bar on the terminal. */
 #include "cmd/progress.h"
 
 #include <stdio.h>
@@ -11,7 +11,8 @@ static bool is_watched(void) {
     return isatty(2) && say_shows(SAY_NORMAL);
 }
 
-/* In place of the line before; cut where the terminal ends, as a line that wraps stays. */
+/* Replaces the line before; cut to the terminal's width, as a wrapped line could not be replaced.
+ */
 static void show_line(const char *line) {
     fprintf(stderr, "\r%.*s\033[K", say_columns() - 1, line);
 }
@@ -29,7 +30,7 @@ void progress_start(struct progress *p, const char *what, uint64_t total_bytes) 
     progress_update(p, 0);
 }
 
-/* "[###.....] ", as long as there is room for; "" where that is too short to say anything. */
+/* "[###.....] ", as long as fits; "" where that would be too short. */
 static const char *draw_bar(char bar[64], double part, int columns) {
     enum { MIN_WIDTH = 8, MAX_WIDTH = 30 };
     int n = columns - 3 < MAX_WIDTH ? columns - 3 : MAX_WIDTH;

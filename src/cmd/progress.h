@@ -1,4 +1,4 @@
-/* progress.h - a bar on the terminal while something long goes on.
+/* progress.h - a progress bar on the terminal.
  *
  * Only if stderr is a terminal, without -q and --json, and never wider than that terminal. */
 #ifndef CMD_PROGRESS_H
@@ -21,7 +21,7 @@ void progress_start(struct progress *p, const char *what, uint64_t total_bytes);
 void progress_update(struct progress *p, uint64_t done_bytes);
 void progress_end(struct progress *p); /* wipes the bar */
 
-/* Tokens, once that takes long. */
+/* Tokens; shown once it takes long. */
 struct token_bar {
     const char *what;
     uint64_t total;

@@ -62,7 +62,7 @@ static int count_layers(struct job *j, struct err *err) {
     return SLUICE_OK;
 }
 
-/* For each layer, how many attention-value tensors stand in the layers before it. */
+/* For each layer, how many attention-value tensors are in the layers before it. */
 static void count_values(struct job *j) {
     uint32_t layer;
     for (uint32_t i = 0; i < j->in->n_tensors; i++) {
@@ -106,7 +106,7 @@ static int choose_types(struct job *j, struct err *err) {
 /* ---- writing ----------------------------------------------------------------------------------
  */
 
-/* What the weights came from, under the names that others use. */
+/* Where the weights came from, under the usual key names. */
 static int write_imatrix_keys(struct job *j, struct err *err) {
     const struct imatrix *m = j->imatrix;
     int status = gguf_write_str(j->out, "quantize.imatrix.file", str_of(j->imatrix_path), err);
@@ -146,7 +146,7 @@ static int write_bytes(void *sink, const void *bytes, uint64_t size, struct err 
     return gguf_write_data(sink, bytes, size, err);
 }
 
-/* Weights of errors go to the types that have a choice. */
+/* Importance weights are used by the types that search for scales. */
 static int recode(struct job *j, const struct tensor *t, enum dtype to, struct err *err) {
     char name[128];
     float *weights = NULL;
@@ -188,7 +188,7 @@ static int write_tensor(struct job *j, uint32_t i, struct err *err) {
     return status;
 }
 
-/* What was rounded once is rounded again, to another grid. */
+/* Requantizing rounds twice. */
 static void warn_of_second_time(const struct job *j) {
     bool is_changed[DT_COUNT] = {0};
     char names[DT_COUNT * 12];

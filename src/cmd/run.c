@@ -41,7 +41,7 @@ struct run {
 /* ---- the prompt -------------------------------------------------------------------------------
  */
 
-/* What an editor or `echo` puts after the last line is no part of the prompt. */
+/* The newline that an editor or `echo` puts at the end is not part of the prompt. */
 static struct str without_newline(struct str text) {
     if (text.len > 0 && text.at[text.len - 1] == '\n')
         text.len--;
@@ -83,7 +83,7 @@ static int encode_prompt(struct run *r) {
     struct str text = r->prompt_text;
     size_t capacity = text.len + 16;
     int status = SLUICE_ERR_MEMORY;
-    for (int i = 0; i < 2; i++, capacity = r->n_prompt) { /* then with the room it needs */
+    for (int i = 0; i < 2; i++, capacity = r->n_prompt) { /* then with the capacity it needs */
         free(r->tokens);
         r->tokens = malloc((capacity + 1) * sizeof *r->tokens);
         if (r->tokens)
@@ -99,7 +99,7 @@ static int encode_prompt(struct run *r) {
     struct sluice_facts facts;
     sluice_model_facts(r->model, &facts);
     if (r->n_prompt > 0 && r->tokens[r->n_prompt - 1] == facts.eos && text.len > 0 && !r->special)
-        r->n_prompt--; /* a text that goes on has no end */
+        r->n_prompt--; /* no EOS: the text continues */
     if (r->n_prompt == 0)
         return complain(EXIT_WORLD, "the prompt is empty, expected at least one token");
     return 0;
@@ -111,7 +111,7 @@ static int encode_prompt(struct run *r) {
  * token is picked after it, by this run's sampling. What the file has in common with the prompt is
  * kept; a file of another prompt is replaced. */
 
-/* Opens r->seq, from the file if that is of use. */
+/* Opens r->seq, from the file if that helps. */
 static int load_cache(struct run *r) {
     uint32_t waiting;
     if (access(r->cache, F_OK) != 0)
@@ -129,7 +129,7 @@ static int load_cache(struct run *r) {
     return status;
 }
 
-/* Before the work: a file that can be neither read nor made is given up. */
+/* Checks early: a file that can be neither read nor created is not used. */
 static void check_cache(struct run *r) {
     struct err err = {0};
     struct stat st;
@@ -236,7 +236,7 @@ static int see(void *user, int32_t token) {
     return logprobs_push(&r->logprobs, logits, facts.n_tokens, token, &err) ? fail(&err) : 0;
 }
 
-/* A terminal sees the whole text, a pipe only what is new; the story is all ours. */
+/* A terminal shows the whole text, a pipe only what is new, or all of the shipped model's story. */
 static int echo_prompt(const struct run *r) {
     bool is_shown = r->n != 0 && !r->common.as_json && (r->is_story || isatty(1));
     return is_shown ? say_text(r->prompt_text.at, r->prompt_text.len) : 0;

@@ -39,7 +39,7 @@ static bool has_colour(void) {
 #define DIM "\033[2m"
 #define PLAIN "\033[0m"
 
-/* The message without what steers terminals, as one line or as the lines it has; malloced, NULL: no
+/* The message without control characters, as one line or with its line breaks; malloced, NULL: no
  * memory. */
 static char *printable(const char *format, va_list args, bool has_lines) {
     char *text;
@@ -56,7 +56,7 @@ static char *printable(const char *format, va_list args, bool has_lines) {
     return text;
 }
 
-/* `head` in that colour and the rest as it is; without a head all of it is coloured. */
+/* `head` in that colour, the rest plain; without a head all of it is coloured. */
 static void print_line(const char *colour, const char *head, const char *format, va_list args) {
     bool is_coloured = has_colour();
     char *text = printable(format, args, !*head);
@@ -115,11 +115,11 @@ int say_columns(void) {
 /* ---- stdout -----------------------------------------------------------------------------------
  */
 
-/* All of it, also where the other side is slow; -1 when it can't be, or after an interrupt. */
+/* Writes all of it, even if the reader is slow; -1 on failure, or after an interrupt. */
 static int write_all(const char *at, size_t length) {
     while (length > 0) {
         ssize_t n = write(1, at, length);
-        if (n < 0 && errno == EAGAIN) /* another process made it so */
+        if (n < 0 && errno == EAGAIN) /* another process made it non-blocking */
             n = poll(&(struct pollfd){.fd = 1, .events = POLLOUT}, 1, -1) < 0 ? -1 : 0;
         if (n < 0 && (errno != EINTR || interrupt_asked()))
             return -1;
@@ -131,9 +131,9 @@ static int write_all(const char *at, size_t length) {
     return 0;
 }
 
-/* On a terminal: without what would steer it. Carriage returns go, as they print over what is
- * there; other control characters become '?'. Unlike utf8_is_control, marks of direction stay:
- * right to left texts have them. */
+/* For a terminal, without control characters. Carriage returns are dropped, as they overwrite the
+ * line; other control characters become '?'. Unlike utf8_is_control, direction marks stay:
+ * right-to-left texts need them. */
 static int write_tame(const char *at, size_t length) {
     struct str rest = {at, length};
     char part[1024];

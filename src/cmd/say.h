@@ -1,7 +1,8 @@
 /* say.h - what the program tells people: text on stdout, lines about it on stderr.
  *
- * (1) A line on stderr never glues to the text: one that is still open on stdout is ended first.
- * (2) What a line on stderr names (files, options) can't steer the terminal.
+ * (1) A line on stderr never runs into the text: a line that is still open on stdout is ended
+ *     first.
+ * (2) Names in a line on stderr (files, options) cannot control the terminal.
  * (3) Colour only on a terminal, and not when NO_COLOR is set or TERM is dumb. */
 #ifndef CMD_SAY_H
 #define CMD_SAY_H
@@ -30,12 +31,12 @@ void say(enum say_level level, const char *format, ...) __attribute__((format(pr
 void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* The same, always: "sluice: ...". Returns status. */
 int complain(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* What the library logs: its warnings, and with -v what it tells; for log_set. From any thread. */
+/* Prints what the library logs: warnings, and with -v all of it; for log_set. Any thread. */
 void say_log(void *user, enum log_level level, const char *line);
 
-/* Text for stdout, out at once; on a terminal without control characters. Returns 0, EXIT_WORLD
- * when it could not be written (said), or EXIT_INTERRUPTED when somebody asked to stop while the
- * other side did not read. */
+/* Writes text to stdout at once; on a terminal without control characters. Returns 0, EXIT_WORLD
+ * when writing failed (reported), or EXIT_INTERRUPTED after a request to stop while the reader did
+ * not read. */
 int say_text(const char *at, size_t length);
 /* Ends the text's last line if it is open. */
 void say_end_line(void);

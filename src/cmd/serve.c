@@ -166,7 +166,7 @@ static int inherited_socket(void) {
 /* ---- running ----------------------------------------------------------------------------------
  */
 
-/* A signal may arrive in any thread: its handler only tells the one that waits. */
+/* A signal may arrive in any thread: its handler only wakes the one that waits. */
 static int stop_pipe[2] = {-1, -1};
 
 static void on_stop(int number) {
@@ -216,8 +216,8 @@ static json_t *plan_of(void *user, bool is_timed) {
     return plan;
 }
 
-/* Of --chat-template, for free(); NULL without one. One that is wrong is an error of every request,
- * so it is one here. */
+/* The text of --chat-template, for free(); NULL without one. A bad template would fail every
+ * request, so it fails here. */
 static int read_template(const struct serve *s, const sluice_model *model, char **out) {
     struct err err = {0};
     struct chat *chat = NULL;
@@ -256,7 +256,7 @@ static int serve(struct serve *s, struct server *server, const struct served *se
     return exit;
 }
 
-/* Snapshots have a part of the folder's budget. */
+/* Snapshots get a part of the folder's budget. */
 static uint64_t snapshot_bytes(const struct sluice_engine_options *o) {
     return o->cache_dir_bytes / 16;
 }
@@ -266,9 +266,9 @@ static struct sluice_engine_options engine_options(const struct serve *s) {
     const struct backend_kind *kind = backend_find(o.backend);
     o.sequences = o.batch = (uint32_t)s->batch;
     o.cache_dir_bytes -= o.cache_dir ? snapshot_bytes(&o) : 0;
-    o.hidden = s->embeddings || (kind && !kind->has_burst); /* there it costs bursts */
+    o.hidden = s->embeddings || (kind && !kind->has_burst); /* hidden states disable bursts */
     if (s->common.snapshot_bytes == UINT64_MAX)
-        o.snapshot_bytes = 512 << 20; /* every turn of a conversation goes on from one */
+        o.snapshot_bytes = 512 << 20; /* every turn of a conversation continues from one */
     return o;
 }
 
@@ -303,7 +303,7 @@ static int load_and_serve(struct serve *s, struct server *server) {
         common_announce(&s->common, model, engine);
         name = s->name ? strdup(s->name) : model_name(model->model->path);
         if (name)
-            err_make_printable(name); /* JSON has no other bytes than UTF-8 */
+            err_make_printable(name); /* JSON must be UTF-8 */
         exit = serve(s, server,
                      &(struct served){.model = model,
                                       .engine = engine,
@@ -321,7 +321,7 @@ static int load_and_serve(struct serve *s, struct server *server) {
     return exit;
 }
 
-/* All that can be wrong with addresses, files and folders is said before the model is loaded. */
+/* Problems with addresses, files and folders are reported before the model is loaded. */
 static int open_and_serve(struct serve *s) {
     struct sluice_engine_options o = common_engine(&s->common);
     struct server *server;
@@ -333,7 +333,7 @@ static int open_and_serve(struct serve *s) {
     int exit = common_make_cache_dir(&s->common);
     if (exit)
         return exit;
-    signal(SIGPIPE, SIG_IGN); /* a client that went away is an error of writing */
+    signal(SIGPIPE, SIG_IGN); /* a client that disconnected becomes a write error */
     if (server_open(&server, &s->server, &err))
         return fail(&err);
     if (s->server.inherited_fd < 0)

@@ -37,7 +37,7 @@ int step_facts_feed(sluice_engine *engine, sluice_seq *seq, int i, int n) {
     return 0;
 }
 
-/* They take the best token, as in bench: what sampling costs depends on how flat the logits are. */
+/* Greedy sampling, as in bench: the cost of other sampling depends on how flat the logits are. */
 int step_facts_open(const struct step_facts *f, sluice_engine *engine, sluice_seq **seqs) {
     struct sluice_sampling best = {.temperature = 0, .top_p = 1, .repeat_penalty = 1};
     int exit = 0;
@@ -50,8 +50,8 @@ int step_facts_open(const struct step_facts *f, sluice_engine *engine, sluice_se
                 : common_work_off(engine, "depth", (uint64_t)f->sequences * (uint64_t)f->depth);
 }
 
-/* Every step of prompts has sequences of its own, so that all are equally deep; single rows only
- * make theirs a token longer. */
+/* Every step of prompt rows has its own sequences, so that all are equally deep; single rows only
+ * make theirs one token longer. */
 static int begin_step(struct step_facts *f, sluice_seq **seqs, sluice_seq **now) {
     int exit = 0;
     for (int i = 0; !exit && i < f->sequences; i++) {

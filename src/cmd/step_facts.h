@@ -11,8 +11,8 @@
 struct step_facts {
     sluice_engine *engine; /* borrowed */
     int rows, depth, repeats;
-    int sequences;    /* that the rows belong to, consecutive ones each */
-    bool has_kernels; /* tell them, where the backend has some */
+    int sequences;    /* that the rows belong to */
+    bool has_kernels; /* include kernels, if the backend has any */
 
     const struct plan *plan;
     uint32_t plan_number;
@@ -28,19 +28,19 @@ void step_facts_free(struct step_facts *f); /* what it owns */
 int step_facts_rows_of(const struct step_facts *f, int i);
 bool step_facts_is_prompt(const struct step_facts *f);
 
-/* Feeds n tokens that are made up from i. Exit status. */
+/* Feeds n arbitrary tokens, which depend on i. Exit status. */
 int step_facts_feed(sluice_engine *engine, sluice_seq *seq, int i, int n);
 /* Opens the sequences, `depth` tokens deep. Exit status; those that were opened are not NULL. */
 int step_facts_open(const struct step_facts *f, sluice_engine *engine, sluice_seq **seqs);
-/* Runs the step `repeats` times, and once before, and fills in seconds. Exit status; its sequences
- * are closed again. By the thread that owns the engine. */
+/* Runs the step `repeats` times after a warm-up, and fills in seconds. Exit status; its sequences
+ * are closed again. Called by the thread that owns the engine. */
 int step_facts_time(struct step_facts *f);
 
 struct op_use step_facts_use(const struct step_facts *f);
 struct op_traffic step_facts_traffic(const struct step_facts *f, uint32_t op);
-/* How near an op is to what its bytes of weights and state allow, in percent; 0: not known. */
+/* An op's bandwidth use, by its bytes of weights and state, in percent of the limit; 0: unknown. */
 double step_facts_percent(const struct step_facts *f, const struct op_traffic *t, double seconds);
-/* TFLOP/s of so many operations, and how near that is to the peak, in percent; 0: not known. */
+/* TFLOP/s of so many operations, and in percent of the peak; 0: unknown. */
 double step_facts_speed(double flops, double seconds);
 double step_facts_peak_percent(const struct step_facts *f, double flops, double seconds);
 /* Kernel k of an op; false after the last, and on backends without kernels. */

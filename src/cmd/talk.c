@@ -58,8 +58,8 @@ static int render_dropping(struct talk *t, size_t reserve, struct ids *ids, stru
     return status;
 }
 
-/* Makes the sequence hold exactly these tokens, keeping what it or any conversation before it has
- * of them already. The last one is processed again in any case: the answer begins after it. */
+/* Makes the sequence hold exactly these tokens, reusing what it or any earlier conversation has of
+ * them. The last one is always processed again: the answer begins after it. */
 static int feed_prompt(struct talk *t, const struct ids *ids, size_t *n_fed) {
     uint32_t waiting, common = common_prefix(t->seq, ids->at, ids->len ? ids->len - 1 : 0);
     if (sluice_seq_rewind(t->seq, common) ||
@@ -77,7 +77,7 @@ int talk_trim(struct talk *t) {
     struct err ignored = {0};
     struct ids ids = {0};
     uint32_t n_old, waiting = 0;
-    if (render(t, &ids, &ignored)) /* nothing that could be rendered: nothing is kept */
+    if (render(t, &ids, &ignored)) /* it cannot be rendered: nothing is kept */
         ids.len = 0;
     sluice_seq_tokens(t->seq, NULL, &n_old, NULL);
     uint32_t common = common_prefix(t->seq, ids.at, ids.len);
@@ -93,7 +93,7 @@ int talk_trim(struct talk *t) {
 static int read_prompt(struct talk *t, size_t *n_fed) {
     struct err err = {0};
     struct ids ids = {0};
-    uint32_t enough = context_of(t) / 8; /* less than that is hardly an answer */
+    uint32_t enough = context_of(t) / 8; /* less would hardly be an answer */
     size_t reserve = t->n >= 0 && (uint32_t)t->n < enough ? (size_t)t->n : enough;
     int status = render_dropping(t, reserve, &ids, &err);
     int exit = status == SLUICE_ERR_CANCELLED ? EXIT_INTERRUPTED
@@ -134,7 +134,7 @@ static int append_answer(const struct talk *t, struct ids *ids, struct err *err)
     return status;
 }
 
-/* The context is full in the middle of an answer: the oldest turns go, and it goes on. */
+/* The context is full in the middle of an answer: drops the oldest turns and continues. */
 static bool make_room(void *user, int *exit) {
     struct talk *t = user;
     struct err err = {0};
@@ -161,7 +161,7 @@ static bool make_room(void *user, int *exit) {
     return has_room;
 }
 
-/* Why the answer ended, where that is not plain; then the figures. */
+/* Reports why the answer ended, if that is not obvious; then the figures. */
 static int report(struct talk *t, const struct generate *g, const struct figures *figures) {
     if (g->end == GENERATE_CONTEXT_FULL)
         say(SAY_NORMAL, "(the context is full%s)", t->stops_when_full ? "; /undo or /clear" : "");
@@ -211,14 +211,14 @@ static int answer(struct talk *t) {
         exit = fail(&err);
     if (!exit)
         exit = report(t, &g, &figures);
-    interrupt_reset(); /* one Ctrl-C too many is no end */
+    interrupt_reset(); /* ignore one Ctrl-C too many */
     return !exit && g.end == GENERATE_INTERRUPTED ? EXIT_INTERRUPTED : exit;
 }
 
 /* ---- questions --------------------------------------------------------------------------------
  */
 
-/* An answer that was begun is kept. */
+/* An answer that has begun is kept. */
 static int answer_or_restore(struct talk *t, json_t *before) {
     size_t n = conversation_size(&t->conversation);
     int exit = answer(t);
@@ -310,7 +310,7 @@ int talk_open(struct talk *t) {
     struct sluice_engine_options o = common_engine(&t->common);
     o.sequences = 2; /* one to load into while the other is kept */
     if (t->common.snapshot_bytes == UINT64_MAX)
-        o.snapshot_bytes = 256 << 20; /* what goes back asks for them */
+        o.snapshot_bytes = 256 << 20; /* needed to go back */
     exit = common_open_engine(t->model, &o, false, &t->engine);
     if (exit)
         return exit;

@@ -28,7 +28,7 @@ static void print_ids(const struct ids *ids, bool as_json) {
     puts(as_json ? "]" : "");
 }
 
-/* A token a line: its id and the text it stands for. */
+/* One token per line: its id and its text. */
 static void print_pieces(const struct tokenize *t, const struct ids *ids) {
     json_t *list = json_array();
     char piece[1024];

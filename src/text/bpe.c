@@ -1,6 +1,6 @@
 /* bpe.c - byte-level BPE.
  *
- * Everything here works on raw bytes: the printable form of stored texts is undone at load. */
+ * Everything here works on raw bytes: the printable form of stored texts is decoded at load. */
 #include "text/bpe.h"
 
 #include <stdlib.h>
@@ -35,24 +35,24 @@ size_t bpe_unmap(struct str stored, char *bytes) {
 
 /* ---- tables ---- */
 
-/* A merge as symbols; SYMBOL_NONE for strings that are no tokens, until they are numbered. */
+/* A merge as symbols; SYMBOL_NONE for strings that are not tokens, until they get a number. */
 struct triple {
     uint32_t left, right, result;
-    bool is_void; /* no text can hold it */
+    bool is_void; /* cannot occur in any text */
 };
 
 struct building {
     struct bpe *bpe;
     struct arena *arena;
     const struct merge_text *merges;
-    struct triple *triples; /* one a merge */
+    struct triple *triples; /* one per merge */
     size_t n_merges;
     char *buffer;          /* left and right of one merge, as bytes */
     struct strmap numbers; /* of the strings that are no tokens */
     size_t n_missing;      /* at most so many of them */
 };
 
-/* Where two tokens are the same bytes the last one counts, and a plain one before a byte token. */
+/* Of two tokens with the same bytes the last one counts, and a plain one wins over a byte token. */
 static int map_words(struct bpe *bpe, struct arena *arena, const struct vocab *vocab,
                      struct err *err) {
     if (!strmap_init(&bpe->words, arena, (size_t)vocab->count))
@@ -74,7 +74,8 @@ static uint32_t symbol_of(const struct building *b, struct str bytes) {
     return SYMBOL_NONE;
 }
 
-/* The bytes of a merge's parts, side by side in the buffer. False when no text can hold them. */
+/* The bytes of a merge's parts, side by side in the buffer. False: they cannot occur in any text.
+ */
 static bool merge_bytes(const struct building *b, size_t i, struct str *left, struct str *right) {
     left->at = b->buffer;
     left->len = bpe_unmap(b->merges[i].left, b->buffer);
@@ -178,7 +179,7 @@ void bpe_free(struct bpe *bpe) {
 
 /* ---- words ---- */
 
-/* A word's ids. What a symbol that is no token stands for is spelled byte by byte. */
+/* Appends a symbol's ids. A symbol that is not a token is spelled byte by byte. */
 static int emit_symbol(const struct bpe *bpe, uint32_t symbol, struct ids *out, struct err *err) {
     if (symbol < bpe->n_tokens)
         return ids_push(out, (int32_t)symbol, err);

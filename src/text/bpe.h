@@ -13,28 +13,28 @@ struct merge_text {
 };
 
 /* (1) A symbol stands for a string of bytes, and no two for the same. Symbols below n_tokens are
- *     tokens; the others are strings that only occur on the way to one. */
+ *     tokens; the others are strings that only occur while merging. */
 struct bpe {
     struct strmap words; /* bytes to token, of the plain tokens */
     struct pairs pairs;
     struct str *parts; /* the bytes of the symbols that are no tokens */
     uint32_t n_tokens, n_parts;
-    uint32_t byte_symbols[256]; /* SYMBOL_NONE: the byte is neither a token nor part of one */
+    uint32_t byte_symbols[256]; /* SYMBOL_NONE: in no token */
     int32_t byte_ids[256];      /* -1: no token */
     bool ignore_merges;         /* a word that is a token is that token, whatever the merges say */
 };
 
-/* The bytes that a stored text stands for; GPT-2 stores each byte as a printable character.
- * Returns how many, at most the text's own length, or SIZE_MAX when a character stands for none. */
+/* Decodes a stored text: GPT-2 stores each byte as a printable character. Returns the number of
+ * bytes, at most the text's own length, or SIZE_MAX when a character stands for none. */
 size_t bpe_unmap(struct str stored, char *bytes);
 
-/* Builds the tables; the tokens' bytes are borrowed. Merges whose parts no text can hold have no
- * effect. Start from zeros; bpe_free also after an error. */
+/* Builds the tables; the tokens' bytes are borrowed. Merges whose parts cannot occur in any text
+ * have no effect. Zero-initialize; bpe_free also after an error. */
 int bpe_init(struct bpe *bpe, struct arena *arena, const struct vocab *vocab,
              const struct merge_text *merges, size_t n_merges, struct err *err);
 void bpe_free(struct bpe *bpe);
 
-/* What one call of encode keeps between words. Start from zeros; bpe_scratch_free when done. */
+/* What one call of encode keeps between words. Zero-initialize; bpe_scratch_free when done. */
 struct bpe_cached;
 struct bpe_scratch {
     struct merger merger;

@@ -6,7 +6,7 @@
 #include "base/arena.h"
 #include "text/jinja.h"
 
-/* For models that know the tokens but bring no template. */
+/* For models that have the tokens but no template. */
 static const char chatml[] =
     "{%- for message in messages %}"
     "{{- '<|im_start|>' + message.role + '\\n' }}"
@@ -112,7 +112,7 @@ static json_t *make_variables(const struct chat_request *request) {
     return NULL;
 }
 
-/* The tokens' texts, which a template may write; what the caller says of them wins. */
+/* The texts of BOS and EOS, which a template may use; the caller's values win. */
 static json_t *make_own(const struct chat *chat, const struct chat_request *request) {
     json_t *v = json_object();
     int bad =

@@ -1,7 +1,7 @@
 /* chat.h - a conversation as the text that a model was trained on.
  *
- * In: messages (and tools) as JSON, in the shape of the OpenAI API.  Out: the prompt's text and
- * its tokens, without BOS: a template writes what begins a text itself.
+ * In: messages (and tools) as JSON, in the shape of the OpenAI API.  Out: the prompt's text and its
+ * tokens, without BOS: a template writes that itself.
  * (1) Only what the template itself wrote, the texts of BOS and EOS and the roles can become
  *     control tokens: a message that says <|im_end|> stays plain text. A model without a template
  *     uses ChatML if its vocabulary has <|im_start|>. */
@@ -18,7 +18,7 @@
 
 struct chat; /* read-only once made, may be shared by threads */
 
-/* What is known of a model. All texts are copied. */
+/* What chat_open needs of a model. All texts are copied. */
 struct chat_model {
     struct str template; /* the file's own; empty: none */
     struct str bos, eos; /* the tokens' texts; empty: none */
@@ -40,15 +40,16 @@ enum chat_thinking { THINK_AS_MODEL, THINK_ON, THINK_OFF };
 struct chat_request {
     const json_t *messages;      /* an array of objects, each with a "role" */
     const json_t *tools;         /* an array, or NULL */
-    const json_t *extra;         /* further variables, an object, or NULL; these win */
+    const json_t *extra;         /* more variables, an object, or NULL; these win */
     bool with_generation_prompt; /* end where the assistant's answer begins */
     enum chat_thinking thinking; /* sets enable_thinking, or leaves it unset */
     const struct tm *now;        /* for templates that tell the date; NULL: the local time */
-    const atomic_bool *cancel;   /* set by anybody: stop with SLUICE_ERR_CANCELLED; NULL: none */
+    const atomic_bool
+        *cancel; /* any thread may set it: stop with SLUICE_ERR_CANCELLED; NULL: none */
 };
 
-/* Appends the text; on error *out is as it was. A conversation that the template does not accept
- * gives SLUICE_ERR_ARGUMENT with the template's own words. */
+/* Appends the text; on error *out is unchanged. A conversation that the template rejects gives
+ * SLUICE_ERR_ARGUMENT with the template's message. */
 int chat_render(const struct chat *chat, const struct chat_request *request,
                 struct text_buffer *out, struct err *err);
 

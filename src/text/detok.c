@@ -1,4 +1,4 @@
-/* detok.c - ids back to text, a whole character at a time.
+/* detok.c - ids back to text, in whole characters.
  *
  * (1) `held` is empty or the beginning of a character that further bytes may complete. */
 #include <stdlib.h>
@@ -28,8 +28,8 @@ void text_buffer_free(struct text_buffer *b) {
     *b = (struct text_buffer){0};
 }
 
-/* True when more bytes may complete `s` to a character. Tried out with the lowest and the highest
- * byte that may follow: what matters is in the second byte, and that is there or free. */
+/* True when more bytes may complete `s` to a character. Tries the lowest and the highest byte that
+ * may follow: validity depends on the second byte alone, which is either there or free. */
 static bool is_beginning(const unsigned char *s, unsigned n) {
     static const unsigned char tails[][3] = {{0x80, 0x80, 0x80}, {0xBF, 0xBF, 0xBF}};
     for (int i = 0; i < 2; i++) {

@@ -107,7 +107,7 @@ struct argument {
 struct parameter {
     uint32_t name;
     struct str text;
-    const struct node *standard; /* the default value; NULL: none */
+    const struct node *fallback; /* the default value; NULL: none */
 };
 
 struct node {

@@ -1,12 +1,11 @@
-/* jinja_cost.c - what a rendering may take: work, processor time, memory, and the caller's
- * patience.
+/* jinja_cost.c - the limits of a rendering: work, CPU time, memory, cancellation.
  *
- * Work is counted in units, each worth about a nanosecond, so that what fails does so everywhere
- * and every time. The clock is for machines that are slower than that.
+ * Work is counted in units of about a nanosecond, so that a limit is hit on every machine and in
+ * every run alike. The clock is for slower machines.
  * (1) Evaluating costs steps: jinja_eval, jinja_exec, rounds of loops.
- * (2) What is made is paid for by those that make it: jinja_alloc, jinja_put and what is built on
+ * (2) Creating values is charged where they are made: jinja_alloc, jinja_put and what is built on
  *     them. There is no other way to make a value.
- * (3) What is looked at is paid for by jinja_call_builtin before a filter, test, method or function
+ * (3) Reading values is charged by jinja_call_builtin before a filter, test, method or function
  *     begins, unless its row says PAYS_ITSELF, and by the primitives that others are built from:
  *     jinja_equal, jinja_less, jinja_find, jinja_strip, jinja_next_char, jinja_iterate. */
 #include "text/jinja_run.h"
@@ -72,10 +71,8 @@ uint64_t jinja_units_left(const struct run *run) {
 }
 
 bool jinja_check(struct run *run, uint64_t units) {
-    enum {
-        SLICE = 1 << 18
-    }; /* a quarter of a millisecond: cancelling feels immediate, and asking
-          the clock costs a thousandth */
+    /* A quarter of a millisecond: cancelling feels immediate, and the clock costs 0.1 %. */
+    enum { SLICE = 1 << 18 };
     uint64_t left = jinja_units_left(run);
     run->units_left = left;
     run->until_check = 0;

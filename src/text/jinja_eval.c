@@ -333,8 +333,8 @@ bool jinja_text_arg(struct run *run, struct value v, struct str *out) {
     return true;
 }
 
-bool jinja_int_arg(struct run *run, struct value v, int64_t standard, int64_t *out) {
-    *out = standard;
+bool jinja_int_arg(struct run *run, struct value v, int64_t fallback, int64_t *out) {
+    *out = fallback;
     if (v.type == VALUE_MISSING || jinja_is_int(v, out))
         return true;
     return jinja_defined(run, v) &&

@@ -100,8 +100,8 @@ static enum flow exec_print(struct run *run, const struct node *n) {
     return flow_of(jinja_put_str(run, value));
 }
 
-/* Runs a node's statements in a scope of their own and takes what they print. When a break or
- * continue leaves them, the text is lost. */
+/* Runs a node's statements in a scope of their own and takes what they print. After a break or
+ * continue the text is lost. */
 static enum flow capture(struct run *run, const struct node *n, struct value *out) {
     struct scope *outside = run->scope;
     size_t mark = run->out->len;
@@ -234,7 +234,7 @@ static bool loop_peek(struct run *run, struct loop *loop) {
     return loop->ahead.type != VALUE_MISSING || loop_pull(run, loop, &loop->ahead);
 }
 
-/* How many items there are in all. Asks the condition for those to come, once. */
+/* How many items there are in all. Evaluates the condition for the remaining ones, once. */
 static bool loop_length(struct run *run, struct loop *loop, int64_t *out) {
     if (loop->is_filtered) {
         struct value list, item;
@@ -378,7 +378,7 @@ static enum flow exec_for(struct run *run, const struct node *n) {
     bool has_finished = false;
     enum flow flow = exec_for_body(run, loop, &has_finished);
     run->scope = loop->scope;
-    /* As in Jinja2, `else` is for loops of which no round came to its end. */
+    /* As in Jinja2, `else` runs if no round of the loop was completed. */
     return flow == FLOW_ON && !has_finished ? jinja_exec(run, n->other) : flow;
 }
 
@@ -440,8 +440,8 @@ static bool bind_parameter(struct run *run, const struct macro *macro, uint32_t 
     } else if (named) {
         value = *named;
         ++*used;
-    } else if (p->standard) {
-        if (!jinja_eval(run, p->standard, &value))
+    } else if (p->fallback) {
+        if (!jinja_eval(run, p->fallback, &value))
             return false;
     } else if (!jinja_undefined(run, &value, "parameter '%.*s' was not provided",
                                 STR_ARG(p->text))) {

@@ -27,7 +27,7 @@ static struct node *parse_items(struct parser *p, enum node_kind kind, enum toke
     return parse_expect(p, end) ? n : NULL;
 }
 
-/* A function that uses one of these names takes what its callers have for them. */
+/* Notes that a function uses varargs, kwargs or caller. */
 static void note_special(struct parser *p, uint32_t name) {
     for (struct node *f = p->function; f && name < NAME_FIXED_COUNT; f = f->other) {
         f->takes_caller |= name == NAME_CALLER;
@@ -98,7 +98,7 @@ static bool push_argument(struct parser *p, struct node *n, struct argument argu
         if (str_equal(n->arguments[i].name, argument.name))
             return parse_fail(p, n->line, "the argument '%.*s' is given twice",
                               STR_ARG(argument.name));
-    if ((n->n_arguments & (n->n_arguments - 1)) == 0) { /* full at every power of two */
+    if ((n->n_arguments & (n->n_arguments - 1)) == 0) { /* capacity doubles at every power of two */
         size_t capacity = n->n_arguments ? 2 * (size_t)n->n_arguments : 1;
         struct argument *grown = arena_array(&p->jinja->arena, capacity, sizeof *grown);
         if (!grown)
@@ -183,7 +183,7 @@ bool parse_filters(struct parser *p, struct node **out, bool is_inline) {
 
 static struct node *parse_postfix(struct parser *p, struct node *n);
 
-/* A test's one argument may stand without brackets. */
+/* A test's single argument may have no brackets. */
 static bool parse_bare_argument(struct parser *p, struct node *n) {
     const struct token *t = parse_token(p);
     bool begins = t->kind == TK_NAME || t->kind == TK_STRING || t->kind == TK_INT ||

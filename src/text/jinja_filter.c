@@ -56,7 +56,7 @@ static bool filter_string(struct run *run, const struct call *call, struct value
     return jinja_to_string(run, call->self, out);
 }
 
-/* A string of its own that is marked as safe. */
+/* A new string that is marked as safe. */
 static bool mark(struct run *run, struct str text, struct value *out) {
     if (!jinja_string(run, text, out))
         return false;
@@ -192,7 +192,7 @@ static bool filter_int(struct run *run, const struct call *call, struct value *o
     bool is_too_big = false, is_text = v.type == VALUE_STRING;
     *out = call->args[0].type == VALUE_MISSING ? value_int(0) : call->args[0];
     if (!jinja_defined(run, v) || !jinja_int_arg(run, call->args[1], 10, &base) ||
-        !jinja_charge_sizes(run, &v, 1)) /* what is no int is looked at again: it may be a float */
+        !jinja_charge_sizes(run, &v, 1)) /* what is not an int is read again: it may be a float */
         return false;
     if (jinja_is_int(v, &integer) ||
         (is_text && jinja_parse_int(v.string->text, base, &integer, &is_too_big)))

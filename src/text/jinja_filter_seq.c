@@ -1,7 +1,7 @@
 /* jinja_filter_seq.c - the filters that work on sequences and dicts: one row each.
  *
- * What Jinja2 gives as a generator is one here too, though its items are made at once: it can be
- * gone through once, has no length and is always true. */
+ * What Jinja2 returns as a generator is one here too, though its items are made at once: it can be
+ * iterated once, has no length and is always true. */
 #include "text/jinja_run.h"
 
 static bool is_given(struct value v) {
@@ -81,18 +81,18 @@ static bool is_digits(struct str s) {
     return s.len > 0;
 }
 
-/* item.a.b for the attribute "a.b"; digits are indices; none gives the item. `standard`, when
+/* item.a.b for the attribute "a.b"; digits are indices; none gives the item. `fallback`, when
  * given, takes the place of what is undefined on the way. */
 static bool get_or_default(struct run *run, struct value item, struct value path,
-                           struct value standard, struct value *out) {
+                           struct value fallback, struct value *out) {
     *out = item;
     if (!is_given(path))
         return true;
     if (path.type != VALUE_STRING) {
         if (!jinja_item(run, item, path, out))
             return false;
-        if (out->type == VALUE_UNDEFINED && is_given(standard))
-            *out = standard;
+        if (out->type == VALUE_UNDEFINED && is_given(fallback))
+            *out = fallback;
         return true;
     }
     for (struct str rest = path.string->text;;) {
@@ -110,8 +110,8 @@ static bool get_or_default(struct run *run, struct value item, struct value path
             return false;
         if (!jinja_item(run, *out, key, out))
             return false;
-        if (out->type == VALUE_UNDEFINED && is_given(standard))
-            *out = standard;
+        if (out->type == VALUE_UNDEFINED && is_given(fallback))
+            *out = fallback;
         if (!dot)
             return true;
         rest = str_skip(rest, part.len + 1);
@@ -223,8 +223,8 @@ static bool sorted_list(struct run *run, struct pair *pairs, size_t count, bool 
     return true;
 }
 
-/* The keys of one or several attributes, "a,b.c", as a list: so keys that are equal are never
- * asked for their order. */
+/* The keys of one or several attributes, "a,b.c", as a list: so equal keys are never compared for
+ * order. */
 static bool list_key(struct run *run, struct value item, struct value paths, bool is_cased,
                      struct value *out) {
     size_t capacity = 0;
@@ -306,7 +306,7 @@ static bool filter_unique(struct run *run, const struct call *call, struct value
 /* ---- over all items ---- */
 
 /* The arguments without the first `n`. */
-static struct args args_behind(const struct args *args, size_t n) {
+static struct args args_after(const struct args *args, size_t n) {
     struct args rest = *args;
     rest.at += n;
     rest.count -= n;
@@ -325,17 +325,17 @@ static bool find_by_value(struct run *run, struct value name, const char *what,
 /* map(attribute="a.b", default=x) */
 static bool map_attribute(struct run *run, const struct args *args, struct value item,
                           struct value *out) {
-    struct value path = {0}, standard = {0};
+    struct value path = {0}, fallback = {0};
     for (size_t i = 0; i < args->n_named; i++) {
         if (str_is(args->named[i].name, "attribute"))
             path = args->named[i].value;
         else if (str_is(args->named[i].name, "default"))
-            standard = args->named[i].value;
+            fallback = args->named[i].value;
         else
             return jinja_fail(run, "Unexpected keyword argument '%.*s'",
                               STR_ARG(args->named[i].name));
     }
-    return get_or_default(run, item, path, standard, out);
+    return get_or_default(run, item, path, fallback, out);
 }
 
 static bool map_item(struct run *run, const struct args *args, struct value item,
@@ -348,7 +348,7 @@ static bool map_item(struct run *run, const struct args *args, struct value item
     if (args->count == 0)
         return jinja_fail(run, "map requires a filter argument");
     const struct builtin *filter;
-    struct args rest = args_behind(args, 1);
+    struct args rest = args_after(args, 1);
     return find_by_value(run, args->at[0], "filter", jinja_filter_find, &filter) &&
            jinja_call_builtin(run, filter, item, &rest, out);
 }
@@ -374,7 +374,7 @@ static bool passes(struct run *run, struct value item, const struct args *args, 
     struct value result = item;
     if (args->count > 0) {
         const struct builtin *test;
-        struct args rest = args_behind(args, 1);
+        struct args rest = args_after(args, 1);
         if (!find_by_value(run, args->at[0], "test", jinja_test_find, &test) ||
             !jinja_call_builtin(run, test, item, &rest, &result))
             return false;
@@ -393,7 +393,7 @@ static bool choose(struct run *run, const struct call *call, bool wanted, bool b
         return true;
     if (by_attribute && call->all->count == 0)
         return jinja_fail(run, "Missing parameter for attribute name");
-    struct args args = args_behind(call->all, by_attribute);
+    struct args args = args_after(call->all, by_attribute);
     if (!jinja_iterate(run, call->self, &items, &count))
         return false;
     for (size_t i = 0; i < count; i++) {

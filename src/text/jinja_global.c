@@ -76,7 +76,7 @@ static bool global_raise(struct run *run, const struct call *call, struct value 
     return false;
 }
 
-/* Python's datetime knows no zone here, and has microseconds: %Z, %z and %f are its own. */
+/* Python's datetime has no zone here, and has microseconds: %Z, %z and %f are handled here. */
 static bool put_date_format(struct run *run, struct str format) {
     for (size_t i = 0; i < format.len; i++) {
         size_t n = format.at[i] == '%' && i + 1 < format.len ? 2 : 1;
@@ -105,7 +105,7 @@ static bool global_strftime_now(struct run *run, const struct call *call, struct
         return false;
     if (memchr(format.at, 0, format.len))
         return jinja_fail(run, "strftime_now: the format has a null character");
-    /* A space in front tells an empty result from one that is too long. */
+    /* A leading space distinguishes an empty result from one that is too long. */
     if (!jinja_put(run, STR(" ")) || !jinja_put(run, clean.string->text) ||
         !jinja_take(run, mark, &clean))
         return false;

@@ -1,9 +1,8 @@
 /* jinja_lex.c - a template's source to tokens.
  *
- * In: UTF-8.  Out: an array of tokens, where text has already lost what whitespace control takes:
- * a `-` in a tag takes all space on its side; a block or comment at the start of its line takes
- * the spaces before it (lstrip_blocks) and the newline after it (trim_blocks); a `+` keeps them.
- */
+ * In: UTF-8.  Out: an array of tokens, after whitespace control: a `-` in a tag takes all space on
+ * its side; a block or comment at the start of its line takes the spaces before it (lstrip_blocks)
+ * and the newline after it (trim_blocks); a `+` keeps them. */
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -287,7 +286,7 @@ static bool lex_word(struct lexer *x) {
     return ok;
 }
 
-/* Reads a tag up to its closing mark. At the source's end the parser complains. */
+/* Reads a tag up to its closing mark. The parser reports a missing one. */
 static bool lex_tag(struct lexer *x, bool is_print) {
     struct open open = {.count = 0};
     const char *const marks[] = {is_print ? "}}" : "%}", is_print ? "-}}" : "-%}",

@@ -1,18 +1,18 @@
 /* jinja_names.c - which names each scope hides from the start.
  *
- * In: a parsed template.  Out: node->hidden for every node that opens a scope.
- * Jinja2 compiles a scope's names to Python's local variables, and that shows: where the first
- * thing a scope does with a name is to set it, not inside an `if`, and no scope around it knows the
- * name, then a loop, macro or block inside sees nothing under it until it is set, even when the
- * template was given a variable of that name.
+ * In: a parsed template.  Out: node->hidden for every node that opens a scope. Jinja2 compiles a
+ * scope's names to Python's local variables, and that is visible: if the first use of a name in a
+ * scope sets it, not inside an `if`, and no outer scope has the name, then a loop, macro or block
+ * inside finds it undefined until it is set, even if the template was given a variable of that
+ * name.
  *
- * A scope is gone through twice: first its own statements, to know all its names, then the scopes
- * inside it. */
+ * A scope is visited twice: first its own statements, to collect its names, then the scopes inside
+ * it. */
 #include "text/jinja_parse.h"
 
 enum { MAX_EXPRESSION = 600 }; /* the evaluator goes no deeper */
 
-/* A name that a scope knows. */
+/* A name of a scope. */
 struct note {
     struct note *next;
     uint32_t name;
@@ -21,8 +21,8 @@ struct note {
 
 struct names {
     struct parser *parser;
-    uint32_t *known_in; /* by name: the number of the scope that knew it last */
-    uint32_t *outside;  /* by name: how many of the scopes around know it */
+    uint32_t *known_in; /* by name: the last scope that had it */
+    uint32_t *outside;  /* by name: how many outer scopes have it */
     uint32_t scope;     /* the number of the current one */
     uint32_t n_scopes;
     unsigned depth;
@@ -136,7 +136,7 @@ static bool visit_scope(struct names *c, const struct node *n) {
     for (uint32_t i = 0; ok && i < n->n_parameters; i++)
         ok = note_parameter(c, n->parameters[i].name);
     for (uint32_t i = 0; ok && i < n->n_parameters; i++)
-        ok = visit_expression(c, n->parameters[i].standard);
+        ok = visit_expression(c, n->parameters[i].fallback);
     if (ok && (n->kind == NODE_MACRO || n->kind == NODE_CALL_BLOCK))
         ok = note_parameter(c, NAME_CALLER) && note_parameter(c, NAME_VARARGS) &&
              note_parameter(c, NAME_KWARGS);

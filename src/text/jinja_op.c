@@ -213,7 +213,7 @@ static bool index_item(struct run *run, struct value a, int64_t index, bool *fou
     return true;
 }
 
-/* a[key] alone. A key that cannot be one is just not found, as Jinja2 has it. */
+/* a[key] alone. An unhashable key is just not found, as in Jinja2. */
 static bool find_item(struct run *run, struct value a, struct value key, bool *found,
                       struct value *out) {
     int64_t index;
@@ -308,7 +308,7 @@ bool jinja_item(struct run *run, struct value a, struct value key, struct value 
                                     jinja_type_name(a), STR_ARG(key.string->text));
 }
 
-/* Python's slice.indices: bounds that count from the end or are outside, made plain. */
+/* Python's slice.indices: resolves bounds that count from the end or are out of range. */
 static int64_t clamp_bound(int64_t bound, int64_t count, int64_t step) {
     if (bound < 0)
         bound = bound < -count ? -1 : bound + count;
@@ -319,8 +319,8 @@ static int64_t clamp_bound(int64_t bound, int64_t count, int64_t step) {
     return bound;
 }
 
-static bool read_bound(struct run *run, struct value v, int64_t standard, int64_t *out) {
-    *out = standard;
+static bool read_bound(struct run *run, struct value v, int64_t fallback, int64_t *out) {
+    *out = fallback;
     if (v.type == VALUE_MISSING || v.type == VALUE_NONE || jinja_is_int(v, out))
         return true;
     return jinja_defined(run, v) && jinja_fail(run, "slice indices must be integers or None");
@@ -377,7 +377,7 @@ bool jinja_slice(struct run *run, struct value a, const struct value bounds[3], 
     if (s.step == 0)
         return jinja_fail(run, "slice step cannot be zero");
     if (s.step == INT64_MIN)
-        s.step++; /* no length is so large that it mattered */
+        s.step++; /* no length is that large */
     if (!read_bound(run, bounds[0], s.step > 0 ? 0 : INT64_MAX, &s.begin) ||
         !read_bound(run, bounds[1], s.step > 0 ? INT64_MAX : INT64_MIN, &s.end))
         return false;

@@ -2,12 +2,12 @@
  *
  * A conversation's words must not become control tokens, the template's own must. Both are mixed in
  * the output, and templates cut, join and compare texts on the way. So every byte of a text has an
- * origin, found by its address: strings are never changed and never copied but by jinja_put and
+ * origin, found by its address: strings are never changed, and copied only by jinja_put and
  * jinja_string_copy, and a part of a string points into the whole.
  * (1) The template's source and literals are in jinja->text: its own.
- * (2) What was taken off the output is in `kept`, with the origins it had there beside it.
+ * (2) Text taken off the output is in `kept`, with its origins beside it.
  * (3) Anything else (the caller's JSON, numbers, what is made character by character) is a value.
- * A mistake here can only make a text plain that was not, never the other way round. */
+ * A mistake here can only turn control tokens into plain text, never the other way round. */
 #include <stdlib.h>
 
 #include "text/jinja.h"
@@ -83,7 +83,7 @@ bool jinja_origins_give(struct run *run, size_t start, struct text_buffer *to) {
     return true;
 }
 
-/* Room for a text of n bytes and a zero. */
+/* A block with space for a text of n bytes and a zero. */
 static struct kept *new_kept(struct run *run, size_t n) {
     struct kept *k = run->kept;
     if (k && k->capacity - k->used > n)

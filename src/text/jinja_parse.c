@@ -205,9 +205,9 @@ static bool parse_parameter(struct parser *p, struct node *n, size_t *capacity) 
         if (n->parameters[i].name == parameter.name)
             return parse_fail(p, t->line, "duplicate parameter '%.*s'", STR_ARG(t->text));
     if (parse_skip(p, TK_ASSIGN)) {
-        if (!(parameter.standard = parse_expression(p)))
+        if (!(parameter.fallback = parse_expression(p)))
             return false;
-    } else if (n->n_parameters > 0 && n->parameters[n->n_parameters - 1].standard) {
+    } else if (n->n_parameters > 0 && n->parameters[n->n_parameters - 1].fallback) {
         return parse_fail(p, t->line, "a parameter without default follows one with a default");
     }
     if (n->n_parameters == *capacity) {

@@ -23,9 +23,9 @@ bool parse_unexpected(struct parser *p);
 
 const struct token *parse_token(const struct parser *p);
 const struct token *parse_peek(const struct parser *p); /* the one after it */
-const struct token *parse_next(struct parser *p);       /* returns it and goes on */
+const struct token *parse_next(struct parser *p);       /* returns it and advances */
 bool token_is_name(const struct token *t, const char *name);
-/* Go on when it is that token; skip says whether, expect fails otherwise. */
+/* Take the token if it is of that kind; skip returns whether, expect fails otherwise. */
 bool parse_skip(struct parser *p, enum token_kind kind);
 bool parse_skip_name(struct parser *p, const char *name);
 bool parse_expect(struct parser *p, enum token_kind kind);

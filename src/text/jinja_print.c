@@ -1,7 +1,7 @@
 /* jinja_print.c - values as text: Python's str() and repr(), JSON, HTML escapes.
  *
- * All text is put together at the end of the output buffer; jinja_take takes a finished piece off
- * it again. So nothing but the output itself ever grows by reallocation. */
+ * All text is built at the end of the output buffer; jinja_take takes a finished piece off again.
+ * So nothing but the output itself ever grows by reallocation. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 #include "text/jinja_ast.h"
 
-/* Room for n more bytes. */
+/* Reserves n more bytes. */
 static bool reserve(struct run *run, uint64_t n) {
     struct text_buffer *b = run->out;
     if (n > run->max_output || b->len > run->max_output - n)
@@ -41,13 +41,13 @@ bool jinja_put_times(struct run *run, struct str text, uint64_t times) {
     size_t mark = run->out->len;
     if (text.len == 0 || times == 0)
         return true;
-    /* More than that is refused by its size. */
+    /* More is refused by size. */
     uint64_t total = times > run->max_output ? run->max_output + 1 : times;
     if (__builtin_mul_overflow(total, text.len, &total))
         total = UINT64_MAX;
     if (!reserve(run, total) || !jinja_put(run, text))
         return false;
-    /* What is there doubles; it stays where it is. */
+    /* Doubles what is there; it does not move. */
     for (uint64_t have; (have = run->out->len - mark) < total;)
         if (!jinja_put(
                 run, (struct str){run->out->at + mark, have < total - have ? have : total - have}))
@@ -78,8 +78,8 @@ static bool put_z(struct run *run, const char *z) {
 /* Writes real with the fewest digits that read back as the same number, as %e, and returns how many
  * follow the point. */
 static int shortest_digits(double real, char out[32]) {
-    /* A normal number that 15 digits or fewer give is given by its first 15; a subnormal one by any
-     * number of them. */
+    /* A normal number that has a form of 15 digits or fewer is found with 15; a subnormal one may
+     * need any number. */
     int precision = fpclassify(real) == FP_NORMAL ? 14 : 0;
     do
         snprintf(out, 32, "%.*e", precision, real);
@@ -382,7 +382,7 @@ static bool put_json_list(struct run *run, const struct seq *seq, const struct j
     return put_json_break(run, style, level);
 }
 
-/* Keys that are no strings are written as their JSON, in quotes. */
+/* Keys that are not strings are written as JSON in quotes. */
 static bool put_json_key(struct run *run, struct value key, const struct json_style *style) {
     if (key.type == VALUE_STRING)
         return put_json_scalar(run, key, style);

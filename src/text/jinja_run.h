@@ -26,13 +26,13 @@ enum flow jinja_exec(struct run *run, const struct node *list);
 bool jinja_call_macro(struct run *run, const struct macro *macro, const struct args *args,
                       struct value *out);
 
-/* A loop's items are taken one by one, so that a condition or body that changes a namespace is
- * seen by the conditions after it; `last`, `length` and their kin look ahead. */
+/* A loop's items are taken one by one, so that conditions see changes that earlier rounds made to a
+ * namespace; `last`, `length` and the like look ahead. */
 struct loop {
     const struct node *node; /* NODE_FOR */
     struct scope *scope;     /* the one around it */
-    struct seq *source;      /* a generator: taken from as others see it */
-    bool is_filtered;        /* the condition is still to be asked */
+    struct seq *source;      /* a generator, shared with others */
+    bool is_filtered;        /* the condition must still be evaluated */
     size_t index0;
     struct value previous, current, ahead; /* VALUE_MISSING: none */
     struct value changed;                  /* the last value given to changed() */

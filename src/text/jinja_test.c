@@ -35,7 +35,7 @@ TYPE_TEST(boolean, v.type == VALUE_BOOL)
 TYPE_TEST(true, v.type == VALUE_BOOL && v.truth)
 TYPE_TEST(false, v.type == VALUE_BOOL && !v.truth)
 TYPE_TEST(escaped, v.type == VALUE_STRING && v.string->is_markup)
-/* What is undefined has the methods of all of these, if only to fail in them. */
+/* Undefined counts as all of these: its methods exist, and fail. */
 TYPE_TEST(iterable, v.type == VALUE_STRING || v.type == VALUE_SEQ || v.type == VALUE_DICT ||
                         v.type == VALUE_UNDEFINED || v.type == VALUE_LOOP)
 TYPE_TEST(sequence, v.type == VALUE_STRING || v.type == VALUE_DICT || v.type == VALUE_UNDEFINED ||
@@ -114,7 +114,7 @@ static bool test_in(struct run *run, const struct call *call, struct value *out)
     return true;
 }
 
-/* Identity: for plain values, being of one type and equal is as near as it gets. */
+/* Identity; for plain values: same type and equal. */
 static bool test_same(struct run *run, const struct call *call, struct value *out) {
     struct value a = call->self, b = call->args[0];
     bool same = a.type == b.type;

@@ -1,4 +1,4 @@
-/* jinja_text.c - what Python's strings can do: strip, cut, case, replace, numbers, formatting. */
+/* jinja_text.c - Python's string operations: strip, slice, case, replace, numbers, formatting. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@ static bool is_stripped(struct str character, struct str chars) {
     uint32_t c;
     if (!chars.at)
         return utf8_decode(character, &c) > 0 && jinja_is_space(c);
-    /* UTF-8 synchronizes itself: a whole character is found only where it stands. */
+    /* UTF-8 is self-synchronizing: a whole character only matches at its start. */
     return memmem(chars.at, chars.len, character.at, character.len);
 }
 
@@ -60,8 +60,8 @@ bool jinja_strip(struct run *run, struct str text, struct str chars, bool left, 
 
 /* ---- finding ---- */
 
-/* memrchr for more than one byte. Comparing costs work, because a text can be made where every
- * place looks right for long. */
+/* memrchr for more than one byte. Comparing is charged: a hostile text can match for long at every
+ * place. */
 static bool find_last(struct run *run, struct str text, struct str what, const char **out) {
     for (size_t i = text.len - what.len + 1; i-- > 0;) {
         bool may_be = text.at[i] == what.at[0];
@@ -128,7 +128,7 @@ static int digit_of(char c) {
     return c >= '0' && c <= '9' ? c - '0' : low >= 'a' && low <= 'z' ? low - 'a' + 10 : 99;
 }
 
-/* The base that a prefix such as 0x says, and the text without it. */
+/* The base of a prefix such as 0x, and the text without it. */
 static struct str skip_prefix(struct str s, int64_t *base) {
     char kind = s.len > 1 && s.at[0] == '0' ? (char)(s.at[1] | 32) : 0;
     int64_t named = kind == 'x' ? 16 : kind == 'o' ? 8 : kind == 'b' ? 2 : 0;
@@ -157,7 +157,7 @@ bool jinja_parse_int(struct str text, int64_t base, int64_t *out, bool *is_too_b
         int digit = digit_of(s.at[i]);
         if (digit >= base)
             return *is_too_big = false;
-        /* Kept negative, so that the least number fits. */
+        /* Kept negative, so that INT64_MIN fits. */
         *is_too_big |= __builtin_mul_overflow(value, base, &value) ||
                        __builtin_sub_overflow(value, digit, &value);
     }
@@ -229,7 +229,7 @@ static bool is_cased(uint32_t c) {
     return k == UTF8PROC_CATEGORY_LU || k == UTF8PROC_CATEGORY_LL || k == UTF8PROC_CATEGORY_LT;
 }
 
-/* Characters between which Python sees one word's letters: marks, apostrophes and the like. */
+/* Characters that Python's case rules skip: marks, apostrophes and the like. */
 static bool is_case_ignorable(uint32_t c) {
     utf8proc_category_t k = utf8proc_category((utf8proc_int32_t)c);
     return k == UTF8PROC_CATEGORY_MN || k == UTF8PROC_CATEGORY_ME || k == UTF8PROC_CATEGORY_CF ||
@@ -237,7 +237,7 @@ static bool is_case_ignorable(uint32_t c) {
            c == ':' || c == 0xB7 || c == 0x2019;
 }
 
-/* A capital sigma at the end of a word becomes another small letter than elsewhere. */
+/* A capital sigma at the end of a word has another lower case than elsewhere. */
 static bool is_final_sigma(struct run *run, struct str before, struct str after, bool *out) {
     uint32_t c = 0;
     for (; before.len > 0; before.len -= last_char(before).len) {
@@ -274,7 +274,7 @@ static bool put_upper(struct run *run, uint32_t c, bool is_title) {
     return jinja_put_char(run, (uint32_t)(is_title ? utf8proc_totitle(i) : utf8proc_toupper(i)));
 }
 
-/* What separates words for the title filter, which is not what does for str.title. */
+/* What separates words for the title filter; str.title differs. */
 static bool is_word_break(uint32_t c) {
     return jinja_is_space(c) || c == '-' || c == '(' || c == '{' || c == '[' || c == '<';
 }
@@ -407,7 +407,7 @@ static int read_width(struct str *s) {
     return width;
 }
 
-/* What stands between the % and the letter, and the value it takes. */
+/* Reads what is between the % and the letter, and the value it formats. */
 static bool read_directive(struct run *run, struct formatting *f, struct str *s,
                            struct directive *d) {
     bool is_named = s->len > 0 && s->at[0] == '(';

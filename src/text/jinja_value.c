@@ -1,4 +1,4 @@
-/* jinja_value.c - making values, and asking them what Python would: truth, order, membership. */
+/* jinja_value.c - making values, and Python's truth, order and membership. */
 #include "text/jinja_value.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 enum {
     MAX_DEPTH = 600,       /* of evaluation, and of values in values */
-    UNDEFINED_UNITS = 256, /* of work, to write down what is not there */
+    UNDEFINED_UNITS = 256, /* of work, to write the message */
 };
 
 bool jinja_fail(struct run *run, const char *format, ...) {
@@ -315,7 +315,8 @@ bool jinja_hashable(struct run *run, struct value v) {
     return ok;
 }
 
-/* An int against a float, exactly: a double cannot hold every int64. -1, 0, 1; 2: unordered. */
+/* Compares an int with a float exactly: a double cannot hold every int64. -1, 0, 1; 2: unordered.
+ */
 static int order_int_float(int64_t i, double f) {
     if (isnan(f))
         return 2;
@@ -330,7 +331,7 @@ static int order_int_float(int64_t i, double f) {
     return rest > 0 ? -1 : rest < 0 ? 1 : 0;
 }
 
-/* -1, 0, 1; 2 when one is no number. */
+/* -1, 0, 1; 2 when one is NaN. */
 static int order_numbers(struct value a, struct value b) {
     int64_t x, y;
     bool a_int = jinja_is_int(a, &x), b_int = jinja_is_int(b, &y);
@@ -474,7 +475,7 @@ static bool seq_contains(struct run *run, struct value item, struct seq *seq, bo
         if (!jinja_equal(run, seq->items[i++], item, out))
             return false;
     if (seq->kind == SEQ_GENERATOR)
-        seq->next = i; /* looking takes what was looked at */
+        seq->next = i; /* a search consumes what it passes */
     return true;
 }
 
@@ -564,5 +565,5 @@ bool jinja_iterate(struct run *run, struct value v, struct value **items, size_t
     *items = list.seq->items + from;
     *count = list.seq->count - from;
     list.seq->next = list.seq->count;
-    return jinja_work(run, JINJA_CHAR * *count); /* for those who look at them all */
+    return jinja_work(run, JINJA_CHAR * *count); /* for callers that read them all */
 }

@@ -73,8 +73,8 @@ struct pair {
     struct value key, value;
 };
 
-/* In the order of insertion, keys unique. Found by looking at them all: they are few, and a
- * template that makes many pays in steps. */
+/* In order of insertion, keys unique. Searched linearly: dicts are small, and a template that makes
+ * large ones is charged for it. */
 struct dict {
     struct pair *pairs;
     size_t count, capacity;
@@ -111,7 +111,7 @@ struct run {
     struct tm now;
 
     /* ---- what it may take: jinja_cost.c ---- */
-    uint64_t until_check; /* units of work until the flag and the clock are looked at */
+    uint64_t until_check; /* units of work until the flag and the clock are checked */
     uint64_t units_left;  /* after those */
     uint64_t start_ms, max_cpu_ms;
     const atomic_bool *cancel;
@@ -121,7 +121,7 @@ struct run {
     bool is_own;        /* what jinja_from_json takes is the template's own */
     struct str own_key; /* see jinja_options */
     char *origins;      /* one for each byte of out */
-    size_t n_origins;   /* room in it */
+    size_t n_origins;   /* its capacity */
     struct kept *kept;  /* strings that have origins of their own */
 };
 
@@ -141,10 +141,10 @@ enum {
 
 void jinja_budget(struct run *run, uint64_t units, uint64_t cpu_ms, const atomic_bool *cancel);
 uint64_t jinja_units_left(const struct run *run);
-/* For jinja_charge: the slice of units between two looks at the flag and the clock is used up. */
+/* For jinja_charge: the units between two checks of the flag and the clock are used up. */
 bool jinja_check(struct run *run, uint64_t units);
 
-/* Takes units of work off what is left. False: the rendering ends here. */
+/* Charges units of work. False: the rendering ends here. */
 static inline bool jinja_charge(struct run *run, uint64_t units) {
     if (units >= run->until_check)
         return jinja_check(run, units);
@@ -155,9 +155,9 @@ static inline bool jinja_charge(struct run *run, uint64_t units) {
 static inline bool jinja_work(struct run *run, uint64_t units) {
     return jinja_charge(run, JINJA_STEP + units);
 }
-/* For all that looks at each byte or item of these values. */
+/* Charges for reading each byte or item of these values. */
 bool jinja_charge_sizes(struct run *run, const struct value *values, size_t count);
-/* Zeroed memory from the arena, paid for by its size. NULL: the error is set. */
+/* Zeroed memory from the arena, charged by size. NULL: the error is set. */
 void *jinja_alloc(struct run *run, uint64_t count, uint64_t size);
 
 /* ---- making ---- */
@@ -182,12 +182,12 @@ bool jinja_string(struct run *run, struct str text, struct value *out); /* the b
 bool jinja_string_copy(struct run *run, struct str text, struct value *out);
 /* A copy that counts as the template's own. */
 bool jinja_string_own(struct run *run, struct str text, struct value *out);
-/* A sequence with room for `count` items, none of them set. */
+/* A sequence of `count` items, none of them set. */
 bool jinja_seq(struct run *run, enum seq_kind kind, size_t count, struct value *out);
 /* Appends to a list that is still being made. */
 bool jinja_push(struct run *run, struct seq *seq, size_t *capacity, struct value item);
 bool jinja_dict(struct run *run, enum value_type type, struct value *out);
-/* Adds or replaces; false also for a key that can't be one. */
+/* Adds or replaces; false also for an unhashable key. */
 bool jinja_dict_set(struct run *run, struct dict *dict, struct value key, struct value value);
 bool jinja_from_json(struct run *run, const json_t *json, struct value *out);
 
@@ -200,7 +200,7 @@ bool jinja_is_number(struct value v);         /* bool, int or float */
 bool jinja_is_int(struct value v, int64_t *); /* bool or int, and its value */
 double jinja_number(struct value v);          /* of a number */
 bool jinja_equal(struct run *run, struct value a, struct value b, bool *out);
-/* a < b and its kin; op is TK_LT, TK_LE, TK_GT or TK_GE. */
+/* a < b and so on; op is TK_LT, TK_LE, TK_GT or TK_GE. */
 bool jinja_less(struct run *run, struct value a, struct value b, int op, bool *out);
 bool jinja_contains(struct run *run, struct value item, struct value in, bool *out);
 bool jinja_length(struct run *run, struct value v, int64_t *out);
@@ -229,10 +229,11 @@ bool jinja_to_string(struct run *run, struct value v, struct value *out); /* str
 
 /* ---- who wrote what ---- */
 
-/* All these do nothing where it is not asked. */
-/* The origins of a text that is put at the end of out, which has room for it. */
+/* All these do nothing if origins are not wanted. */
+/* Puts the origins of a text that is about to be put at the end of out. */
 bool jinja_origins_put(struct run *run, struct str text);
-/* What was put since `mark` counts as the template's own when the text does that it was made of. */
+/* What was put since `mark` counts as the template's own if `text`, which it was made from, does.
+ */
 void jinja_origins_follow(struct run *run, size_t mark, struct str text);
 /* Appends the origins of what was put since `start`. */
 bool jinja_origins_give(struct run *run, size_t start, struct text_buffer *to);
@@ -246,12 +247,12 @@ struct json_style {
 bool jinja_put_json(struct run *run, struct value v, const struct json_style *style);
 
 bool jinja_is_space(uint32_t c);
-/* Takes the first character off a text that has one, and pays for it. */
+/* Takes the first character off a text that has one, and charges for it. */
 static inline bool jinja_next_char(struct run *run, struct str *rest, uint32_t *character) {
     *rest = str_skip(*rest, utf8_decode(*rest, character));
     return jinja_charge(run, JINJA_CHAR);
 }
-/* Without white space at its ends. Not paid for. */
+/* Without white space at its ends. Not charged. */
 struct str jinja_trim(struct str text, bool left, bool right);
 /* Without the characters of `chars` (white space when .at is NULL) at its ends. */
 bool jinja_strip(struct run *run, struct str text, struct str chars, bool left, bool right,
@@ -297,10 +298,10 @@ struct call {
 
 typedef bool builtin_fn(struct run *run, const struct call *call, struct value *out);
 
-/* Who pays for the bytes and items of its operands that a function looks at. */
+/* Who charges for the bytes and items of its operands that a function reads. */
 enum pays {
     PAYS_BY_SIZE, /* the caller, for all of them, before it begins */
-    PAYS_ITSELF,  /* the function: it looks at none, or charges for those it does look at */
+    PAYS_ITSELF,  /* the function: it reads none, or charges for those it reads */
 };
 
 struct builtin {
@@ -316,15 +317,15 @@ const struct builtin *jinja_test_find(struct str name);
 const struct builtin *jinja_method_find(struct value self, struct str name);
 const struct builtin *jinja_global_find(struct str name);
 
-/* Pays for a call: jinja_call_builtin does it. */
+/* Charges for a call; done by jinja_call_builtin. */
 bool jinja_charge_call(struct run *run, const struct builtin *b, struct value self,
                        const struct args *args);
-/* Pays, binds the arguments to the parameters and calls. */
+/* Charges, binds the arguments to the parameters, and calls. */
 bool jinja_call_builtin(struct run *run, const struct builtin *b, struct value self,
                         const struct args *args, struct value *out);
 /* An argument that must be a text; one that must be an int when it is given. */
 bool jinja_text_arg(struct run *run, struct value v, struct str *out);
-bool jinja_int_arg(struct run *run, struct value v, int64_t standard, int64_t *out);
+bool jinja_int_arg(struct run *run, struct value v, int64_t fallback, int64_t *out);
 /* Calls any value. */
 bool jinja_call(struct run *run, struct value callee, const struct args *args, struct value *out);
 

@@ -1,12 +1,12 @@
 /* merge.c - joining pairs in order of rank.
  *
  * Short words, nearly all of them, are scanned for the lowest rank after each join. Long ones go
- * through a linked list and a heap of (rank, place): a word of a million letters must not cost
- * a million times a million.
+ * through a linked list and a heap of (rank, place): a word of a million letters must not take
+ * quadratic time.
  *
  * (1) A heap entry is valid when the pair at its place has its rank now. It need not be the pair
  *     that it was made for: among equal ranks the leftmost joins first, whatever the symbols.
- * (2) A node that was swallowed by its left neighbour has rank RANK_NONE and is in no list. */
+ * (2) A node that was merged into its left neighbour has rank RANK_NONE and is in no list. */
 #include "text/merge.h"
 
 #include <stdlib.h>
@@ -65,7 +65,7 @@ struct merge_node {
 };
 #define NO_NODE UINT32_MAX
 
-/* Makes room for n elements; what was there need not stay. */
+/* Reserves n elements; the old content is not kept. */
 static int reserve(void **at, size_t *capacity, size_t n, size_t element, struct err *err) {
     if (n <= *capacity)
         return SLUICE_OK;
@@ -121,7 +121,7 @@ static void merge_short(struct merger *m, const struct pairs *pairs) {
 
 /* ---- long words ---- */
 
-/* Puts `entry` into the hole at `i` and lets it sink to its place. The least of a full set of
+/* Puts `entry` into the hole at `i` and lets it sink to its place. The smallest of a full set of
  * children is found without branches, which would be mispredicted half the time. */
 static void heap_sink(uint64_t *heap, size_t n, size_t i, uint64_t entry) {
     for (;;) {
@@ -159,7 +159,7 @@ static void heap_push(struct merger *m, uint64_t entry) {
     m->heap[i] = entry;
 }
 
-/* Looks up what node i and its next join into; the heap learns of it when they do. */
+/* Looks up what node i and the next join into, and adds it to the heap if they do. */
 static void rate(struct merger *m, const struct pairs *pairs, uint32_t i) {
     struct merge_node *node = &m->nodes[i];
     node->rank = RANK_NONE;

@@ -1,7 +1,7 @@
 /* merge.h - the heart of BPE: which pairs of symbols join, in what order.
  *
- * A symbol is a number; what it stands for is the owner's business (bpe.c, spm.c). A pair table
- * says for a pair of neighbours how early it joins (its rank, lower is earlier) and into what. */
+ * A symbol is a number; bpe.c and spm.c define what it stands for. A pair table says for a pair of
+ * neighbours how early it joins (its rank, lower is earlier) and into what. */
 #ifndef TEXT_MERGE_H
 #define TEXT_MERGE_H
 
@@ -23,7 +23,7 @@ struct pair_slot {
     struct joined to;
 };
 
-/* Start from zeros; pairs_free when done. */
+/* Zero-initialize; pairs_free when done. */
 struct pairs {
     struct pair_slot *slots;
     uint64_t seed; /* drawn per process, so that no file can choose collisions */
@@ -31,10 +31,10 @@ struct pairs {
     size_t count;
 };
 
-/* Makes room for `count` pairs in all. */
+/* Reserves `count` pairs in all. */
 int pairs_reserve(struct pairs *pairs, size_t count, struct err *err);
 
-/* Adds a pair; the first of its kind stays. Room must have been made. */
+/* Adds a pair, which must have been reserved; the first of its kind stays. */
 void pairs_add(struct pairs *pairs, uint32_t left, uint32_t right, struct joined to);
 void pairs_free(struct pairs *pairs);
 
@@ -56,7 +56,7 @@ static inline struct joined pairs_get(const struct pairs *pairs, uint32_t left, 
     }
 }
 
-/* The memory that merging needs, kept between words. Start from zeros; merger_free when done. */
+/* The memory that merging needs, kept between words. Zero-initialize; merger_free when done. */
 struct merge_node;
 struct merger {
     uint32_t *symbols; /* the word: put its first symbols here */
@@ -66,12 +66,12 @@ struct merger {
     size_t n_heap, heap_capacity, node_capacity;
 };
 
-/* Makes room for n symbols. */
+/* Reserves n symbols. */
 int merger_reserve(struct merger *m, size_t n, struct err *err);
 void merger_free(struct merger *m);
 
 /* Joins m->symbols until no pair joins any more: always the pair of lowest rank, the leftmost of
- * those. O(n log n), with up to 36 bytes of memory a symbol. */
+ * those. O(n log n), with up to 36 bytes of memory per symbol. */
 int merge_run(struct merger *m, const struct pairs *pairs, struct err *err);
 
 #endif

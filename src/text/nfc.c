@@ -1,8 +1,8 @@
 /* nfc.c - Normalization Form C.
  *
- * utf8proc takes characters apart and composes them. Its own ordering of marks is quadratic in
- * the length of a run of marks, so the run is sorted here, and only the stretches that need it are
- * touched: a stretch goes from the character before an unstable one up to the next stable one. */
+ * utf8proc decomposes and composes characters. Its own ordering of marks is quadratic in the length
+ * of a run of marks, so the run is sorted here, and only the stretches that need it are touched: a
+ * stretch goes from the character before an unstable one up to the next stable one. */
 #include <stdlib.h>
 #include <utf8proc.h>
 
@@ -18,7 +18,7 @@ struct nfc {
     size_t size, capacity;
 };
 
-/* Makes room for `need` elements. False when memory ran out. */
+/* Reserves `need` elements. False when memory ran out. */
 static bool grow(void **at, size_t *capacity, size_t need, size_t element) {
     if (need <= *capacity)
         return true;
@@ -70,7 +70,7 @@ static int compare_keys(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Orders marks [begin, end) by combining class, those of one class as they were. */
+/* Sorts marks [begin, end) by combining class, stably. */
 static bool sort_marks(struct nfc *n, size_t begin, size_t end) {
     size_t count = end - begin;
     if (count < 2)

@@ -20,7 +20,7 @@
 #include "base/err.h"
 #include "text/unicode.h"
 
-/* One piece under the scanner's eye. */
+/* A piece being scanned. */
 struct view {
     const uint8_t *classes;
     const char *at, *end;
@@ -44,7 +44,7 @@ static inline uint8_t class_at(struct view v, const char *p, size_t *size) {
     return v.classes[char_at(p, size)];
 }
 
-/* Past the run of characters from p on that have a class of `any`. */
+/* The end of the run of characters from p on that have a class of `any`. */
 static inline const char *run_of(struct view v, const char *p, uint8_t any) {
     size_t size;
     while (p < v.end && class_at(v, p, &size) & any)
@@ -52,7 +52,7 @@ static inline const char *run_of(struct view v, const char *p, uint8_t any) {
     return p;
 }
 
-/* Past the run of characters from p on that have no class of `any`. */
+/* The end of the run of characters from p on that have no class of `any`. */
 static inline const char *run_without(struct view v, const char *p, uint8_t any) {
     size_t size;
     while (p < v.end && !(class_at(v, p, &size) & any))

@@ -1,8 +1,8 @@
 /* pretoken.h - cutting text into words before BPE.
  *
  * A pre-tokenizer is a row of a table: names, the regex it stands for, and one to four passes that
- * cut a piece into smaller ones. Each pass is a scanner without backtracking that gives what its
- * regex gives. */
+ * cut a piece into smaller ones. Each pass is a scanner without backtracking, equivalent to its
+ * regex. */
 #ifndef TEXT_PRETOKEN_H
 #define TEXT_PRETOKEN_H
 

@@ -131,7 +131,7 @@ bool special_next(struct special_scan *scan, struct str *plain, int32_t *id) {
             break;
         }
         if (found >= 0)
-            begin = end - 1; /* it stays plain text, but whole: nothing is found inside it */
+            begin = end - 1; /* it stays plain text as a whole: nothing is searched inside it */
     }
     if (*id < 0)
         begin = end = text.len;

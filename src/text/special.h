@@ -1,5 +1,5 @@
-/* special.h - tokens that are found in the text as they are written: control and user-defined
- * ones, before the text is cut into words. */
+/* special.h - special tokens, control and user-defined: found in the text before it is cut into
+ * words. */
 #ifndef TEXT_SPECIAL_H
 #define TEXT_SPECIAL_H
 
@@ -8,7 +8,7 @@
 
 struct special_node;
 
-/* A trie of token texts. Start from zeros; special_free when done. */
+/* A trie of token texts. Zero-initialize; special_free when done. */
 struct special {
     struct special_node *nodes;
     uint32_t n_nodes, capacity;
@@ -22,7 +22,7 @@ enum { SPECIAL_MAX_BYTES = 1024 };
 int special_add(struct special *s, struct str text, int32_t id, struct err *err);
 void special_free(struct special *s);
 
-/* Goes through a text, leftmost token first, the longest of those at one place. */
+/* Scans a text: leftmost token first, the longest at each place. */
 struct special_scan {
     const struct special *special;
     const struct vocab *vocab;
@@ -33,7 +33,7 @@ struct special_scan {
 };
 
 /* The next stretch of plain text (may be empty) and the token after it, -1 at the end. False when
- * there is nothing more. A token takes the white space beside it along where its flags say so. */
+ * there is nothing more. A token includes the white space beside it if its flags say so. */
 bool special_next(struct special_scan *scan, struct str *plain, int32_t *id);
 
 #endif

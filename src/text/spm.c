@@ -1,8 +1,8 @@
 /* spm.c - SentencePiece BPE.
  *
- * Two neighbours join when what they make together is a piece, the best score first, the leftmost
- * of equals. All such pairs are found at load by cutting each piece in two, so that encoding is
- * merge.c's, with a rank for each distinct score. */
+ * Two neighbours join if together they are a piece, the best score first, the leftmost of equals.
+ * All such pairs are found at load by cutting each piece in two, so that merge.c does the encoding,
+ * with a rank for each distinct score. */
 #include "text/spm.h"
 
 #include <math.h>
@@ -36,7 +36,7 @@ static int compare_scores(const void *a, const void *b) {
     return (x < y) - (x > y); /* the best first */
 }
 
-/* The place of a score among all, best first; equal scores share one. */
+/* The rank of a score among all, best first; equal scores share one. */
 static uint32_t rank_of(const float *sorted, size_t n, float score) {
     size_t low = 0, high = n;
     while (low < high) {
@@ -125,7 +125,7 @@ void spm_free(struct spm *spm) {
 
 /* ---- text ---- */
 
-/* Characters to symbols. `text` has its spaces still. */
+/* Characters to symbols. `text` still has its spaces. */
 static void read_symbols(const struct spm *spm, struct merger *m, struct str text) {
     const uint32_t space = symbol_of(spm, STR(SPACE_MARK));
     size_t size;

@@ -1,4 +1,4 @@
-/* spm.h - SentencePiece BPE: characters to pieces by score, bytes for what is not known. */
+/* spm.h - SentencePiece BPE: characters to pieces by score, bytes for unknown characters. */
 #ifndef TEXT_SPM_H
 #define TEXT_SPM_H
 
@@ -6,7 +6,7 @@
 #include "text/merge.h"
 #include "text/vocab.h"
 
-/* A symbol below n_tokens is a token; n_tokens + c is the character c that is no token. */
+/* A symbol below n_tokens is a token; n_tokens + c is a character c that is not a token. */
 struct spm {
     struct strmap pieces; /* text to token, of the plain tokens */
     struct pairs pairs;
@@ -19,7 +19,7 @@ struct spm {
 /* The longest piece: all ways to cut one in two are tried at load. */
 enum { SPM_MAX_PIECE = 512 };
 
-/* Builds the tables; the tokens' texts are borrowed. Start from zeros; spm_free also after an
+/* Builds the tables; the tokens' texts are borrowed. Zero-initialize; spm_free also after an
  * error. */
 int spm_init(struct spm *spm, struct arena *arena, const struct vocab *vocab, struct err *err);
 void spm_free(struct spm *spm);

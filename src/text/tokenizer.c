@@ -1,5 +1,5 @@
-/* tokenizer.c - a tokenizer's making, its facts, and the way of a text through its parts:
- * clean UTF-8, special tokens, NFC, special tokens again, words, ids. */
+/* tokenizer.c - building a tokenizer, its facts, and the stages of encoding: clean UTF-8, special
+ * tokens, NFC, special tokens again, words, ids. */
 #include "text/tokenizer.h"
 
 #include <stdlib.h>
@@ -209,7 +209,7 @@ static int encode_words(struct encoding *e, struct str text, struct err *err) {
     return spm_encode(&e->t->spm, &e->scratch.merger, text, e->out, err);
 }
 
-/* Sets who wrote a part of the text; of one that was changed nobody knows. */
+/* Sets who wrote a part of the text; unknown if the text was changed. */
 static void set_authors(const struct encoding *e, struct special_scan *scan) {
     size_t at = (uintptr_t)scan->text.at - (uintptr_t)e->text.at;
     if (!e->own)
@@ -218,7 +218,7 @@ static void set_authors(const struct encoding *e, struct special_scan *scan) {
     scan->with_control = scan->with_control && scan->own;
 }
 
-/* Text between the special tokens of one trie, through `next`; the tokens themselves. */
+/* Encodes the special tokens of one trie, and the text between them by `next`. */
 static int encode_around(struct encoding *e, const struct special *special, struct str text,
                          int (*next)(struct encoding *, struct str, struct err *),
                          struct err *err) {

@@ -17,13 +17,13 @@ struct gguf;
 struct folder;
 struct tokenizer;
 
-/* A growing list of ids. Start from zeros; ids_free when done. */
+/* A growing list of ids. Zero-initialize; ids_free when done. */
 struct ids {
     int32_t *at;
     size_t len, capacity;
 };
 int ids_push(struct ids *ids, int32_t id, struct err *err);
-int ids_reserve(struct ids *ids, size_t more, struct err *err); /* room for so many more */
+int ids_reserve(struct ids *ids, size_t more, struct err *err); /* reserves so many more */
 void ids_free(struct ids *ids);
 
 enum token_type {
@@ -35,10 +35,10 @@ enum token_type {
     TOKEN_BYTE,
 };
 
-/* SLUICE_ERR_UNSUPPORTED, naming it, for a model, pre-tokenizer or regex that is not known, and
- * for a file without a vocabulary; SLUICE_ERR_FORMAT for one that contradicts itself. Errors begin
- * with the file's path. NFC is off for GGUF unless the file says `sluice.nfc`, and as
- * tokenizer.json says for a folder. Of a folder only the JSON values are used. */
+/* SLUICE_ERR_UNSUPPORTED, naming it, for an unknown model, pre-tokenizer or regex, and for a file
+ * without a vocabulary; SLUICE_ERR_FORMAT for one that contradicts itself. Errors begin with the
+ * file's path. NFC is off for GGUF unless the file says `sluice.nfc`, and as tokenizer.json says
+ * for a folder. Of a folder only the JSON values are used. */
 int tokenizer_from_gguf(struct tokenizer **out, const struct gguf *g, struct err *err);
 int tokenizer_from_folder(struct tokenizer **out, const struct folder *f, struct err *err);
 void tokenizer_close(struct tokenizer *t); /* takes NULL */
@@ -63,17 +63,17 @@ int tokenizer_encode_own(const struct tokenizer *t, struct str text, const char 
 /* Overrides what the file said. Not while others use t. */
 void tokenizer_set_nfc(struct tokenizer *t, bool on);
 
-/* A growing text, not terminated. Start from zeros; text_buffer_free when done. */
+/* A growing text, not terminated. Zero-initialize; text_buffer_free when done. */
 struct text_buffer {
     char *at;
     size_t len, capacity;
 };
 void text_buffer_free(struct text_buffer *b);
 
-/* The streaming way back: bytes come out as soon as they are whole characters, never half of one.
- * Bytes that can't become a character any more come out as U+FFFD, one for each longest beginning
- * of a character, as Unicode recommends; so what comes out is always valid UTF-8. Start from
- * (struct detok){.t = t}; set with_control to see control tokens. There is nothing to free. */
+/* Streaming decoder: bytes come out as soon as they are whole characters. Bytes that can no longer
+ * become a character come out as U+FFFD, one for each longest beginning of a character, as Unicode
+ * recommends; so the output is always valid UTF-8. Start from (struct detok){.t = t}; set
+ * with_control to see control tokens. There is nothing to free. */
 struct detok {
     const struct tokenizer *t;
     bool with_control;
@@ -88,8 +88,8 @@ int detok_push(struct detok *d, int32_t id, struct text_buffer *out, struct err 
 /* Appends U+FFFD for a beginning that is still held; d is then as new. */
 int detok_end(struct detok *d, struct text_buffer *out, struct err *err);
 
-/* Facts. Ids are 0 .. count - 1; -1 says there is none. */
-int32_t tokenizer_count(const struct tokenizer *t);                /* padding counted in */
+/* Facts. Ids are 0 .. count - 1; -1: none. */
+int32_t tokenizer_count(const struct tokenizer *t);                /* padding included */
 struct str tokenizer_token(const struct tokenizer *t, int32_t id); /* as stored in the file */
 struct str tokenizer_bytes(const struct tokenizer *t, int32_t id); /* what it stands for in text */
 enum token_type tokenizer_type(const struct tokenizer *t, int32_t id); /* TOKEN_UNUSED: padding */
@@ -98,7 +98,7 @@ int32_t tokenizer_eos(const struct tokenizer *t);
 bool tokenizer_adds_bos(const struct tokenizer *t);
 bool tokenizer_uses_nfc(const struct tokenizer *t);
 bool tokenizer_is_end(const struct tokenizer *t, int32_t id);              /* ends a generation */
-int32_t tokenizer_find(const struct tokenizer *t, struct str stored_text); /* looks at them all */
+int32_t tokenizer_find(const struct tokenizer *t, struct str stored_text); /* linear search */
 struct str tokenizer_chat_template(const struct tokenizer *t);             /* empty: none */
 const char *tokenizer_pre_name(const struct tokenizer *t);                 /* "qwen35", "spm" ... */
 

@@ -151,7 +151,7 @@ static int read_settings(struct tokenizer *t, const struct gguf *g, struct err *
     t->adds_bos = is_spm || t->pre->is_llama3;
     t->bpe.ignore_merges = t->pre && t->pre->is_llama3;
     t->spm.has_prefix = is_spm;
-    if (is_spm) { /* what SentencePiece models have where the file is silent */
+    if (is_spm) { /* defaults of SentencePiece models */
         t->spm.unknown = 0;
         t->bos = n > 1 ? 1 : -1;
         t->eos = n > 2 ? 2 : -1;

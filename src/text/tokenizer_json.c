@@ -2,8 +2,8 @@
  *
  * tokenizer.json says how text is cut and merged. tokenizer_config.json names BOS and EOS,
  * generation_config.json the ids that end a generation, config.json how many ids there are.
- * Whatever tokenizer.json requires that is not known here is refused: ignoring a step would give
- * other tokens than the model was trained with. */
+ * Anything unknown that tokenizer.json requires is refused: ignoring a step would give other tokens
+ * than the model was trained with. */
 #include <stdlib.h>
 
 #include "file/folder.h"
@@ -43,7 +43,7 @@ static int unknown_step(const char *what, struct str type, struct err *err) {
     return err_set(err, SLUICE_ERR_UNSUPPORTED, "the %s %.*s is not known", what, STR_ARG(type));
 }
 
-static bool is_set(const json_t *value) { /* there, and not null, false, "" or 0 */
+static bool is_set(const json_t *value) { /* present, and not null, false, "" or 0 */
     return value && !json_is_null(value) && !json_is_false(value) &&
            !(json_is_string(value) && json_string_length(value) == 0) &&
            !(json_is_number(value) && json_number_value(value) == 0);
@@ -160,8 +160,8 @@ static int64_t read_id(const json_t *value, struct str text, int64_t limit, stru
     return id;
 }
 
-/* One more than the highest id that makes sense for so many entries: there may be gaps, but a
- * file of a kilobyte must not ask for a gigabyte. */
+/* One more than the highest id allowed for so many entries: there may be gaps, but a small file
+ * must not ask for gigabytes. */
 static int64_t id_limit(const struct loading *l) {
     int64_t entries = (int64_t)json_object_size(l->vocab) + (int64_t)json_array_size(l->added);
     int64_t limit = entries * 4 + 65536;
@@ -217,7 +217,7 @@ static uint8_t flag_of(const json_t *entry, const char *name, enum token_flag fl
     return json_is_true(json_object_get(entry, name)) ? (uint8_t)flag : 0;
 }
 
-/* Where an added token's text is in model.vocab too, it must be there under the same id. */
+/* If an added token's text is in model.vocab too, it must have the same id there. */
 static int read_added(struct loading *l, const json_t *entry, struct err *err) {
     struct str text = {json_string_value(json_object_get(entry, "content")),
                        json_string_length(json_object_get(entry, "content"))};

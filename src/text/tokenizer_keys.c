@@ -1,8 +1,8 @@
 /* tokenizer_keys.c - a folder's tokenizer as the keys of a GGUF file.
  *
- * The tokenizer is made first, as if to use it: what it refuses is not written either, and what
- * it knows of tokens, types and the pre-tokenizer goes into the file. Only the merges are copied
- * from tokenizer.json as they stand. */
+ * The tokenizer is made first, as if to use it: what it refuses is not written either; its tokens,
+ * types and pre-tokenizer go into the file. Only the merges are copied from tokenizer.json
+ * unchanged. */
 #include "text/tokenizer_keys.h"
 
 #include <stdio.h>
@@ -125,7 +125,7 @@ static int write_all(struct key_job *j) {
         status = write_merges(j);
     if (!status)
         status = write_specials(j);
-    /* GGUF has no key for this, and a reader that does not know ours is none the worse. */
+    /* GGUF has no key for this; readers that do not know ours ignore it. */
     if (!status && tokenizer_uses_nfc(j->t))
         status = gguf_write_bool(j->w, "sluice.nfc", true, j->err);
     if (!status && j->f->chat_template.len)

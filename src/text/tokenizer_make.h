@@ -14,7 +14,7 @@ struct tokenizer {
     const struct pretoken *pre; /* NULL: SentencePiece */
     struct bpe bpe;             /* one of these two is filled */
     struct spm spm;
-    struct special raw;        /* special tokens to find in the text as it comes */
+    struct special raw;        /* special tokens to find in the raw text */
     struct special normalized; /* and those to find in the normalized text */
     int32_t bos, eos;          /* -1: none */
     bool adds_bos, adds_eos, has_nfc;
@@ -24,8 +24,8 @@ struct tokenizer {
 /* A tokenizer of `count` tokens, all unused and empty; NULL when memory ran out. */
 struct tokenizer *tokenizer_new(int32_t count, struct err *err);
 
-/* Ends the making: `tokens` (whose texts may be borrowed till now), `pre`, `spm.unknown`,
- * `bpe.ignore_merges` and the rest are set; here texts are copied and all tables built. */
+/* Completes a tokenizer whose `tokens` (texts may be borrowed until now), `pre`, `spm.unknown`,
+ * `bpe.ignore_merges` and so on are set: copies texts and builds all tables. */
 int tokenizer_finish(struct tokenizer *t, const struct merge_text *merges, size_t n_merges,
                      struct err *err);
 

@@ -1,7 +1,7 @@
 /* unicode.c - character classes, and bytes made into valid UTF-8.
  *
- * The classes come from utf8proc and are laid out flat, a byte a code point: a lookup is one load,
- * and the pages of scripts that never occur are never touched again. */
+ * The classes come from utf8proc and are laid out flat, one byte per code point: a lookup is one
+ * load, and the pages of scripts that never occur are never touched again. */
 #include "text/unicode.h"
 
 #include <pthread.h>
@@ -46,13 +46,13 @@ static uint8_t class_of_category(utf8proc_category_t category) {
     }
 }
 
-/* A character is unstable when NFC replaces it, when it can be the second half of a composition,
- * or when it has a combining class. Compositions are found by taking composed characters apart. */
+/* A character is unstable when NFC replaces it, when it can be the second half of a composition, or
+ * when it has a combining class. Compositions are found by decomposing composed characters. */
 static void mark_unstable(uint32_t c, const utf8proc_property_t *property) {
     if (property->combining_class != 0)
         classes[c] |= CHAR_UNSTABLE;
     if (property->decomp_seqindex == UINT16_MAX || property->decomp_type != 0)
-        return; /* nothing canonical to take apart */
+        return; /* no canonical decomposition */
     utf8proc_int32_t parts[32];
     int boundary = 0;
     utf8proc_ssize_t n = utf8proc_decompose_char((utf8proc_int32_t)c, parts, 32,

@@ -36,8 +36,8 @@ static inline uint32_t char_at(const char *p, size_t *size) {
     return (u[0] & 7u) << 18 | (u[1] & 0x3Fu) << 12 | (u[2] & 0x3Fu) << 6 | (u[3] & 0x3F);
 }
 
-/* Replaces *text by valid UTF-8, each byte that begins no character by U+FFFD. Text that is valid
- * stays where it is; other text is copied into the arena. */
+/* Replaces *text by valid UTF-8, each byte that begins no character by U+FFFD. Valid text is not
+ * copied; other text goes into the arena. */
 int utf8_clean(struct str *text, struct arena *arena, struct err *err);
 
 /* Replaces valid UTF-8 by its Normalization Form C, in the arena where it differs. O(n log n). */

@@ -1,4 +1,4 @@
-/* vocab.h - the tokens of a model, as its tokenizer's parts share them. */
+/* vocab.h - the tokens of a model, shared by the parts of its tokenizer. */
 #ifndef TEXT_VOCAB_H
 #define TEXT_VOCAB_H
 
@@ -7,7 +7,7 @@
 
 enum token_flag {
     TOKEN_ENDS = 1 << 0,        /* ends a generation */
-    TOKEN_LSTRIP = 1 << 1,      /* found in text, it takes the white space before it along */
+    TOKEN_LSTRIP = 1 << 1,      /* in text, it includes the white space before it */
     TOKEN_RSTRIP = 1 << 2,      /* and after it */
     TOKEN_SINGLE_WORD = 1 << 3, /* not found inside a word */
     TOKEN_NORMALIZED = 1 << 4,  /* looked for in the normalized text */

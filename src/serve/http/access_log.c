@@ -1,4 +1,4 @@
-/* access_log.c - a line of JSON for every response. */
+/* access_log.c - one line of JSON per response. */
 #include "serve/http/access_log.h"
 
 #include <errno.h>
@@ -18,12 +18,12 @@ struct access_log {
     bool has_prompts;
     char *path;
     atomic_bool is_cut; /* the last line was not written to its end */
-    atomic_llong told;  /* when it was said last that it cannot be written, in seconds; 0: never */
+    atomic_llong told;  /* when the last failure to write was reported, in seconds; 0: never */
 };
 
 static const char line_begin[] = "{\"time\":";
 
-/* Without waiting for the reader of a FIFO, neither here nor with a line. */
+/* Does not wait for the reader of a FIFO, neither here nor when writing. */
 static int open_file(const char *path) {
     return open(path, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0600);
 }
@@ -76,7 +76,7 @@ static void add_tokens(const struct exchange *x, json_t *line) {
         json_object_set_new(line, "first_token_seconds", json_real(first));
 }
 
-/* One line a minute. */
+/* At most one line per minute. */
 static void tell(struct access_log *log, int why) {
     long long now = 1 + (long long)seconds_now(), before = log->told;
     if ((before == 0 || now - before >= 60) &&
@@ -85,12 +85,12 @@ static void tell(struct access_log *log, int why) {
                  log->path ? log->path : "", strerror(why));
 }
 
-/* One write a line, so that lines of several threads do not mix. A full disk or pipe must not end
- * answers; what follows the part of a line that found room begins a new one. */
+/* One write per line, so that lines of several threads do not mix. A full disk or pipe must not end
+ * answers; after a partial line a new one is begun. */
 static void write_line(struct access_log *log, const struct buffer *line) {
     const char *newline = atomic_exchange(&log->is_cut, false) ? "\n" : "";
     const struct iovec parts[] = {{(char *)newline, strlen(newline)}, {line->at, line->len}};
-    errno = ENOSPC; /* which a part that is written does not set */
+    errno = ENOSPC; /* a partial write does not set it */
     ssize_t n = writev(log->fd, parts, 2);
     if (n == (ssize_t)(parts[0].iov_len + line->len))
         return;

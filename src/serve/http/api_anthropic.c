@@ -65,7 +65,7 @@ static void add_block(struct turn *t, const json_t *block) {
                       t->where, type);
 }
 
-/* What the blocks left over, as one message. */
+/* Makes one message of the remaining blocks. */
 static void end_turn(struct turn *t, const char *role, bool is_plain) {
     bool is_empty = t->text.len == 0 && !t->calls && t->thinking.len == 0;
     if (t->text.has_failed || (is_empty && !is_plain))
@@ -170,7 +170,7 @@ static void read_tool_choice(struct ask *ask, struct fields *f, const struct ask
                       type ? type : "");
 }
 
-/* In this API there is no thinking unless it is asked for. */
+/* In this API thinking is off unless requested. */
 static void read_thinking(struct ask *ask, struct fields *f) {
     struct fields inner = {0};
     fields_object(f, "thinking", &inner.object);
@@ -206,7 +206,7 @@ static void read_output(struct ask *ask, struct fields *f, const struct ask_mode
                       type ? type : "");
 }
 
-/* A conversation that the server would have to know: `messages` has its last turn alone. */
+/* Refuses stateful conversations, in which `messages` has the last turn alone. */
 static void refuse_threads(struct fields *f) {
     if (fields_any(f, "thread"))
         fields_refuse(f, "thread",
@@ -221,7 +221,7 @@ static void read_all(struct ask *ask, struct fields *f, const struct ask_model *
     read_tool_choice(ask, f, m);
     read_thinking(ask, f);
     read_output(ask, f, m);
-    ask_read_format(ask, f, m); /* ours: grammar */
+    ask_read_format(ask, f, m); /* our extension: grammar */
     ask_read_sampling(ask, f, m);
     ask_read_stops(ask, f, "stop_sequences");
 }
@@ -238,7 +238,7 @@ static const char *stop_reason(const struct answer *a, const char **stop) {
                                         : "end_turn";
 }
 
-/* Here cached tokens are not among the input's. */
+/* In this API input_tokens excludes cached tokens. */
 static json_t *usage_of(const struct exchange *x) {
     struct usage_counts u = exchange_usage(x);
     return json_pack("{s:I, s:I, s:I, s:I}", "input_tokens", (json_int_t)(u.prompt - u.cached),

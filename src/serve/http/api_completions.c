@@ -57,7 +57,7 @@ static void want_prompt_logprobs(struct ask *ask, struct fields *f) {
     }
 }
 
-/* None at all where the prompt is echoed: for those who want its log probabilities. */
+/* max_tokens 0 is allowed with echo, for the prompt's log probabilities. */
 static void read_lengths(struct ask *ask, struct fields *f) {
     const json_t *max_tokens = fields_any(f, "max_tokens");
     fields_bool(f, "echo", &ask->echoes);
@@ -113,7 +113,7 @@ static const struct job_prompt *prompt_of(const struct answer *a) {
     return &a->ask->prompts[a->number / (size_t)a->ask->n];
 }
 
-/* The prompt of an answer, where it is to be echoed: as it was sent, or the text of its tokens. */
+/* Adds the prompt of an answer if it is echoed: as it was sent, or the text of its tokens. */
 static void add_echo(const struct answer *a, struct buffer *text) {
     const json_t *prompt = json_object_get(a->ask->root, "prompt");
     const struct job_prompt *p = prompt_of(a);
@@ -131,7 +131,7 @@ struct token_lists {
     size_t offset; /* characters of text before the next */
 };
 
-/* Of a text that may begin or end inside of one. */
+/* Characters of a text that may begin or end inside of one. */
 static size_t count_characters(struct str text) {
     size_t n = 0;
     for (size_t i = 0; i < text.len; i++)
@@ -139,7 +139,7 @@ static size_t count_characters(struct str text) {
     return n;
 }
 
-/* `l` NULL: nothing is known of it, as of the first token of a prompt. */
+/* `l` NULL: unknown, as for the first token of a prompt. */
 static void add_token(struct token_lists *to, const struct ask_model *m, int32_t token,
                       const struct job_logprobs *l) {
     struct str bytes, ignored;
@@ -151,7 +151,7 @@ static void add_token(struct token_lists *to, const struct ask_model *m, int32_t
         json_decref(other);
     }
     json_t *text = openai_token_text(m, token, &bytes);
-    if (l && text && !json_object_get(top, json_string_value(text))) /* as in OpenAI's */
+    if (l && text && !json_object_get(top, json_string_value(text))) /* as OpenAI does */
         json_object_set_new(top, json_string_value(text), openai_number(l->logprob));
     json_array_append_new(to->tokens, text);
     json_array_append_new(to->values, l ? openai_number(l->logprob) : json_null());
@@ -166,7 +166,7 @@ static size_t characters_of(const struct ask_model *m, int32_t token) {
     return count_characters(text);
 }
 
-/* Characters of text before token `from` of what was said. */
+/* Characters of text before token `from` of the answer. */
 static size_t offset_of(const struct answer *a, size_t from) {
     const struct job_prompt *p = prompt_of(a);
     size_t offset = 0;
@@ -177,8 +177,8 @@ static size_t offset_of(const struct answer *a, size_t from) {
     return offset;
 }
 
-/* The tokens from `from` on, after those of the prompt where they are to be told; null where none
- * were asked for. */
+/* Log probabilities of the tokens from `from` on, after those of the prompt if wanted; null if not
+ * asked for. */
 static json_t *logprobs_of(const struct answer *a, bool has_prompt, size_t from) {
     const struct job_prompt *p = prompt_of(a);
     if (a->ask->n_top < 0)
@@ -194,7 +194,7 @@ static json_t *logprobs_of(const struct answer *a, bool has_prompt, size_t from)
                      "top_logprobs", to.tops, "text_offset", to.offsets);
 }
 
-/* The echo goes before the first text: only then its log probabilities are known. */
+/* The echo goes with the first text: only then are its log probabilities known. */
 static void put_text(struct exchange *x, struct answer *a, struct str text) {
     struct buffer all = {0};
     json_t *logprobs = logprobs_of(a, !a->is_echoed, a->n_told);

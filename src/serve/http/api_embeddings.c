@@ -1,8 +1,8 @@
 /* api_embeddings.c - vectors of texts: /v1/embeddings of the OpenAI API, /api/embed and
  * /api/embeddings of Ollama's.
  *
- * A text's vector is its pooled hidden state (worker.h), of length 1. Cut to fewer dimensions it
- * has length 1 again. */
+ * A text's vector is its pooled hidden state (worker.h), normalized; truncated to fewer dimensions
+ * it is normalized again. */
 #include <math.h>
 
 #include "serve/http/openai.h"
@@ -24,7 +24,7 @@ static void read_input(struct ask *ask, struct fields *f, const struct ask_model
                        const char *name) {
     struct err err = {0};
     int64_t ignored;
-    ask->max_tokens = 1; /* the token that is sampled after a text is nobody's */
+    ask->max_tokens = 1; /* the token sampled after a text is not used */
     ask->sampling.temperature = 0;
     check_model(f, m, name);
     fields_int(f, "dimensions", 1, m->facts.width, &ignored);
@@ -65,7 +65,7 @@ static json_t *numbers_json(const float *at, uint32_t n) {
     return out;
 }
 
-/* The bytes of little-endian f32 values, as every machine that this runs on has them. */
+/* The bytes of the f32 values, little-endian as on every supported machine. */
 static json_t *base64_json(const float *at, uint32_t n) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     const unsigned char *bytes = (const unsigned char *)at;

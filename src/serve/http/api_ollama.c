@@ -9,7 +9,7 @@
 /* ---- what is asked ----------------------------------------------------------------------------
  */
 
-/* The object "options": Ollama's names for what others call by the same or other ones. */
+/* The object "options": sampling under Ollama's names. */
 static void read_options(struct ask *ask, struct fields *f, const struct ask_model *m) {
     struct fields o = {0};
     fields_object(f, "options", &o.object);
@@ -20,7 +20,7 @@ static void read_options(struct ask *ask, struct fields *f, const struct ask_mod
     }
     if (o.wrong)
         fields_refuse(f, "options", "options.%s", o.err.text);
-    ask->is_streamed = true; /* unless said otherwise */
+    ask->is_streamed = true; /* by default */
     fields_bool(f, "stream", &ask->is_streamed);
     if (ask->max_tokens == 0)
         ask->max_tokens = 1;
@@ -60,7 +60,7 @@ static void refuse_images(struct fields *f, const json_t *from) {
         fields_refuse(f, "images", "images are not supported: this model reads text alone");
 }
 
-/* What would change the prompt, and is not done. */
+/* Refuses unsupported fields that would change the prompt. */
 static void refuse_missing(struct fields *f) {
     const json_t *context = NULL;
     const char *template = "";
@@ -81,8 +81,8 @@ static void read_chat(struct ask *ask, struct fields *f, const struct ask_model 
         refuse_images(f, message);
     }
     ask_read_messages(ask, f, messages);
-    ask->continues_last = true;                     /* as its own templates do */
-    json_array_foreach(ask->messages, i, message) { /* its name for reasoning */
+    ask->continues_last = true;                     /* as Ollama's templates do */
+    json_array_foreach(ask->messages, i, message) { /* Ollama's name for reasoning */
         json_t *thinking = json_object_get(json_array_get(messages, i), "thinking");
         if (json_is_string(thinking))
             json_object_set(message, "reasoning_content", thinking);
@@ -142,14 +142,14 @@ static json_t *begin_line(const struct exchange *x, bool is_done) {
                      "created_at", when, "done", is_done);
 }
 
-/* Of the tokens that were not told yet, where they are wanted. */
+/* Adds the log probabilities of tokens not sent yet, if wanted. */
 static void add_logprobs(struct answer *a, json_t *line) {
     if (a->ask->n_top >= 0 && a->n_said > a->n_told)
         json_object_set_new(line, "logprobs", openai_logprobs(a, a->n_told));
     a->n_told = a->n_said;
 }
 
-/* Why it ended, tokens and nanoseconds. */
+/* Adds why it ended, token counts and nanoseconds. */
 static void add_end(const struct exchange *x, json_t *line) {
     struct answer *a = &x->answers[0];
     const struct sched_report *r = &a->end->report;
@@ -236,7 +236,7 @@ static const struct style chat_style = {
     .whole = chat_whole,
 };
 
-/* A request without messages or prompt only asks whether the model is there. */
+/* A request without messages or prompt only asks whether the model is loaded. */
 static void reply_loaded(struct exchange *x, struct ask *ask, bool is_chat) {
     json_t *line = begin_line(x, true);
     json_object_set_new(line, "done_reason", json_string("load"));
@@ -324,8 +324,8 @@ static json_t *details_json(const struct server *s) {
                      "parameter_size", size, "quantization_level", s->model.facts.type);
 }
 
-/* Not the file's SHA-256, which would mean to read it all; but clients show its first 12 digits and
- * compare it, so there is one, the same as long as the model is. */
+/* Not the file's SHA-256, which would mean reading all of it. Clients show its first 12 digits and
+ * compare it, so it is stable for a model. */
 static void write_digest(const struct server *s, char out[65]) {
     const struct sluice_facts *facts = &s->model.facts;
     const uint64_t sizes[] = {facts->parameters, facts->bytes, facts->layers, facts->width};
@@ -364,13 +364,13 @@ void ollama_ps(struct exchange *x) {
     bool is_on_gpu = strcmp(choice.backend, "cpu") != 0;
     json_object_set_new(model, "size", json_integer((json_int_t)memory.total));
     json_object_set_new(model, "size_vram", json_integer(is_on_gpu ? (json_int_t)memory.total : 0));
-    /* never: what Ollama says of a model that stays loaded */
+    /* never: what Ollama sends for a model that stays loaded */
     json_object_set_new(model, "expires_at", json_string("2318-01-01T00:00:00Z"));
     json_object_set_new(model, "context_length", json_integer(x->server->model.context));
     exchange_reply(x, 200, json_pack("{s:[o]}", "models", model));
 }
 
-/* Of a prompt with these tools; 0: the template does not take it. */
+/* Tokens of a prompt with these tools; 0: the template rejects it. */
 static size_t count_prompt(const struct ask_model *m, json_t *tools) {
     size_t n = 0;
     json_t *request = json_pack("{s:[{s:s, s:s}], s:o}", "messages", "role", "user", "content", "x",
@@ -384,7 +384,7 @@ static size_t count_prompt(const struct ask_model *m, json_t *tools) {
     return status == SLUICE_ERR_ARGUMENT ? n : 0;
 }
 
-/* Whether the template tells the model what tools there are. */
+/* Whether the template renders tools. */
 static bool takes_tools(const struct ask_model *m) {
     json_t *tool =
         json_pack("{s:s, s:{s:s, s:s, s:{s:s, s:{}}}}", "type", "function", "function", "name", "x",

@@ -1,4 +1,5 @@
-/* api_openai.c - the OpenAI API: /v1/chat/completions, /v1/models, and what its calls share. */
+/* api_openai.c - the OpenAI API: /v1/chat/completions, /v1/models, and what the OpenAI calls share.
+ */
 #include <math.h>
 #include <stdio.h>
 
@@ -18,7 +19,7 @@ void openai_read_stream_options(struct ask *ask, struct fields *f) {
         fields_refuse(f, "stream_options", "stream_options.%s", inner.err.text);
 }
 
-/* "none", "low" ...: templates may know the word; of others thinking goes on or off. */
+/* "none", "low" ...: templates may use the word; for others it switches thinking on or off. */
 void openai_read_thinking(struct ask *ask, struct fields *f, const char *effort) {
     const char *key;
     const json_t *variables = NULL;
@@ -83,7 +84,7 @@ void openai_read_tool_choice(struct ask *ask, struct fields *f, const struct ask
             word ? word : json_kind(choice));
 }
 
-/* -1 is no limit to clients of llama.cpp and LM Studio. */
+/* Clients of llama.cpp and LM Studio send -1 for no limit. */
 static void read_max_tokens(struct ask *ask, struct fields *f, const char *name) {
     const json_t *given = fields_any(f, name);
     if (json_is_integer(given) && json_integer_value(given) == -1)
@@ -108,7 +109,7 @@ void openai_read_conversation(struct ask *ask, struct fields *f) {
     openai_read_thinking(ask, f, NULL);
 }
 
-/* What tools were called before: without them an answer would be another one. */
+/* Refuses the old function-calling fields: ignoring them would change the answer. */
 static void refuse_old(struct fields *f) {
     static const char *const old[][2] = {{"functions", "tools"}, {"function_call", "tool_choice"}};
     for (size_t i = 0; i < sizeof old / sizeof *old; i++)
@@ -163,8 +164,8 @@ static json_t *usage_json(const struct exchange *x) {
                      "reasoning_tokens", (json_int_t)u.reasoning);
 }
 
-/* What the device was asked to do for an answer: submissions after the first token, for the tokens
- * after it and the one that ended the answer. */
+/* Submissions to the device after the first token: for the tokens after it and the one that ended
+ * the answer. */
 static void add_submissions(json_t *timings, const struct sched_report *r) {
     uint32_t n_waits = (r->n_new > 0 ? r->n_new - 1 : 0) + (r->end_token >= 0);
     json_object_set_new(timings, "steps", json_integer(r->steps));
@@ -173,8 +174,9 @@ static void add_submissions(json_t *timings, const struct sched_report *r) {
                         json_real(n_waits ? (double)r->submissions / n_waits : 0));
 }
 
-/* How fast the answers were, in the words of llama.cpp's server: from the first token of any to the
- * last of all. NULL: not all have ended. Several share submissions, so these are told of one. */
+/* Speed of the answers, under the names of llama.cpp's server: from the first token of any to the
+ * last of all. NULL: not all have ended. Answers share submissions, so these are only given for a
+ * single one. */
 static json_t *timings_json(const struct exchange *x) {
     struct usage_counts u = exchange_usage(x);
     double first = INFINITY, last = 0;
@@ -188,7 +190,7 @@ static json_t *timings_json(const struct exchange *x) {
             first = fmin(first, end->report.first_seconds);
         last = fmax(last, end->report.seconds);
     }
-    first = fmin(first, last); /* there was no token: all went to the prompt */
+    first = fmin(first, last); /* no token: all of the time went to the prompt */
     const struct sched_report *r = &x->answers[0].end->report;
     json_t *out =
         json_pack("{s:I, s:I, s:f, s:I, s:f, s:f}", "cache_n", (json_int_t)u.cached, "prompt_n",
@@ -223,7 +225,7 @@ json_t *openai_token_text(const struct ask_model *m, int32_t token, struct str *
 
 json_t *openai_number(float logprob) {
     return json_real(logprob > -9999.0f ? (double)logprob
-                                        : -9999.0); /* as the API says for never */
+                                        : -9999.0); /* the API's value for never */
 }
 
 static json_t *logprob_entry(const struct ask_model *m, int32_t token, float logprob) {
@@ -397,7 +399,8 @@ void openai_chat(struct exchange *x) {
 /* ---- models -----------------------------------------------------------------------------------
  */
 
-/* With what the Anthropic API calls it, and vLLM's word for the context, which clients look for. */
+/* Also with the Anthropic API's names, and vLLM's name for the context length, which clients look
+ * for. */
 static json_t *model_json(const struct server *s) {
     char when[32];
     openai_write_time(s->created, when);

@@ -19,7 +19,7 @@ void own_metrics(struct exchange *x) {
     struct sluice_memory memory;
     struct buffer text = {0};
     worker_state(x->server->worker, &state);
-    sluice_engine_memory(x->server->served.engine, &memory); /* fixed since open */
+    sluice_engine_memory(x->server->served.engine, &memory); /* constant after open */
     metrics_write(&x->server->metrics, &state, &memory, &text);
     if (text.has_failed)
         exchange_refuse(x, 500, NULL, "out of memory for metrics");
@@ -31,7 +31,7 @@ void own_metrics(struct exchange *x) {
 /* ---- tokens -----------------------------------------------------------------------------------
  */
 
-/* Written as text: a body of megabytes has as many of them. */
+/* Written as text, not built as JSON: there may be millions. */
 static void reply_tokens(struct exchange *x, const int32_t *tokens, size_t n) {
     struct buffer text = {0};
     buffer_puts(&text, "{\"tokens\":[");
@@ -73,8 +73,8 @@ static void tokenize_content(struct exchange *x, struct fields *f) {
     free(tokens);
 }
 
-/* {"content": TEXT, "special": false, "bos": false}, or {"messages": [...]} and what else of a chat
- * completion is part of the prompt, as the model gets it. */
+/* {"content": TEXT, "special": false, "bos": false}, or {"messages": [...]} and the other fields of
+ * a chat completion that are part of the prompt. */
 void own_tokenize(struct exchange *x) {
     struct fields f;
     struct ask *ask = exchange_ask(x, &f);

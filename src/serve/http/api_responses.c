@@ -1,10 +1,10 @@
 /* api_responses.c - the OpenAI API's /v1/responses: items in, items out.
  *
  * Input items become messages of the chat form; the pieces of the answer become output items, which
- * a stream sends as they grow. A response that is stored (in memory, the oldest go first) is found
- * again by its id, with the conversation up to its end.
+ * a stream sends as they grow. A stored response (in memory, the least recently used go first) is
+ * found by its id, with the conversation up to its end.
  *
- * (1) The response of a stream's last event is the one that is answered without a stream. */
+ * (1) The last event of a stream has the same response that is sent without a stream. */
 #include <stdio.h>
 
 #include "serve/http/openai.h"
@@ -12,7 +12,7 @@
 
 enum item { NO_ITEM, ITEM_REASONING, ITEM_MESSAGE };
 
-/* What an exchange needs beside its ask. */
+/* What an exchange needs besides its ask. */
 struct response {
     json_t *turns;  /* messages of the conversation, without instructions */
     json_t *output; /* items that are complete */
@@ -95,7 +95,7 @@ void openai_response_delete(struct exchange *x) {
 /* ---- what a stored response was given ---------------------------------------------------------
  */
 
-/* Its id says which it is, so that a list can go on after it: items are not stored as such. */
+/* The id encodes its place, so that a list can continue after it: items are not stored. */
 static void add_input(json_t *items, const char *response, const char *prefix, json_t *item) {
     char id[96];
     const char *rest = strchr(response, '_');
@@ -138,7 +138,7 @@ static void add_turn(json_t *items, const char *response, json_t *turn) {
     }
 }
 
-/* All but the answer, which is the last turn; in the order that is asked for. */
+/* All but the answer, which is the last turn; in the requested order. */
 static json_t *input_items(const char *response, const json_t *turns, bool newest_first) {
     json_t *items = json_array(), *turned = newest_first ? json_array() : NULL;
     for (size_t i = 0; i + 1 < json_array_size(turns); i++)
@@ -201,7 +201,7 @@ void openai_response_input(struct exchange *x) {
 /* ---- input ------------------------------------------------------------------------------------
  */
 
-/* Items of one turn of the assistant (reasoning, text, calls) are one message. */
+/* Items of one assistant turn (reasoning, text, calls) are one message. */
 static json_t *assistant_turn(json_t *turns) {
     json_t *last = json_array_get(turns, json_array_size(turns) - 1);
     const char *role = json_text_of(last, "role");
@@ -250,7 +250,7 @@ static void add_result(struct fields *f, json_t *turns, const json_t *item, cons
                                            "content", content));
 }
 
-/* What was thought before a turn; without its text there is nothing to add. */
+/* Adds the reasoning before a turn; without its text there is nothing to add. */
 static void add_reasoning(json_t *turns, const json_t *item) {
     struct buffer text = {0};
     json_t *part;
@@ -304,7 +304,7 @@ static void read_items(struct fields *f, json_t *turns) {
     }
 }
 
-/* The conversation before: that of the response which this one goes on from. */
+/* The conversation of the previous response. */
 static json_t *earlier_turns(const struct server *s, struct fields *f) {
     const char *id = NULL;
     fields_string(f, "previous_response_id", &id);
@@ -319,7 +319,7 @@ static json_t *earlier_turns(const struct server *s, struct fields *f) {
     return turns;
 }
 
-/* Templates know one system message: instructions and one that the input begins with are joined. */
+/* Templates take one system message: instructions and one that the input begins with are joined. */
 static json_t *with_instructions(const json_t *turns, const char *instructions) {
     json_t *messages = json_copy((json_t *)turns), *first = json_array_get(messages, 0);
     const char *role = json_text_of(first, "role");
@@ -340,7 +340,7 @@ static json_t *with_instructions(const json_t *turns, const char *instructions) 
     return messages;
 }
 
-/* Here a function stands in its tool itself. */
+/* In this API a tool is the function itself. */
 static void read_tools(struct ask *ask, struct fields *f) {
     const json_t *tools = NULL;
     json_t *tool, *out = json_array();
@@ -423,7 +423,7 @@ static void read_logprobs(struct ask *ask, struct fields *f) {
                       (int)n_top);
 }
 
-/* What would change the answer, and is not done. */
+/* Refuses unsupported fields that would change the answer. */
 static void refuse_missing(struct fields *f) {
     static const char *const missing[] = {"conversation", "prompt"};
     bool in_background = false;
@@ -474,7 +474,7 @@ static json_t *usage_json(const struct exchange *x) {
                      "total_tokens", (json_int_t)(u.prompt + u.new_tokens));
 }
 
-/* A member of the request, or what stands for it. Takes `other`. */
+/* Copies a member of the request, or sets its default. Takes `other`. */
 static void echo(json_t *response, const struct exchange *x, const char *name, json_t *other) {
     json_t *asked = json_object_get(x->ask->root, name);
     if (asked && !json_is_null(asked)) {
@@ -669,7 +669,7 @@ static json_t *whole(struct exchange *x) {
     bool is_short = a->finish == FINISH_LENGTH;
     const char *status = is_short ? "incomplete" : "completed";
     if (r->open == NO_ITEM && output_index(r) == 0)
-        begin_item(x, a, ITEM_MESSAGE); /* an answer of no text */
+        begin_item(x, a, ITEM_MESSAGE); /* an empty answer */
     end_item(x, a, a->finish == FINISH_CUT ? "incomplete" : status);
     if (a->finish == FINISH_CUT)
         return failed_json(x, "the server ended before the answer did");
@@ -705,7 +705,7 @@ static const struct style response_style = {
     .has_all_pieces = true,
 };
 
-/* NULL: it is refused already. */
+/* NULL: already refused. */
 static struct ask *read_request(struct exchange *x, struct fields *f) {
     struct response *r = calloc(1, sizeof *r);
     struct ask *ask = r ? exchange_ask(x, f) : NULL;

@@ -5,8 +5,8 @@
  *
  * The processed state of a conversation is kept by the engine, in memory and in --cache-dir, and
  * found by its tokens. So a snapshot is the conversation and the tokens of its first `covers`
- * messages as they were sampled, with the template's variables then: with these a later request, of
- * a later process too, reuses what the engine has kept of it, and processes the rest again.
+ * messages as they were sampled, with the template's variables then: with these a later request,
+ * even of a later process, reuses what the engine has cached of it, and processes the rest again.
  */
 #include <stdio.h>
 
@@ -16,7 +16,7 @@
 /* ---- what is kept -----------------------------------------------------------------------------
  */
 
-/* Of all tokens' texts: ids mean nothing to a model with others. */
+/* Hash of all tokens' texts: ids only make sense with the same vocabulary. */
 static json_t *vocabulary_json(const struct ask_model *m) {
     struct hash h;
     char text[17];
@@ -78,7 +78,7 @@ static int keep(const struct server *s, const char *id, const json_t *snapshot, 
 /* ---- going on from one ------------------------------------------------------------------------
  */
 
-/* Its tokens are what the conversation's beginning was sampled as. */
+/* Adds its tokens to the replay store: the conversation's beginning as it was sampled. */
 static void replay(const struct server *s, const struct ask *ask, const json_t *snapshot) {
     const json_t *list = json_object_get(snapshot, "tokens");
     json_int_t covers = json_integer_value(json_object_get(snapshot, "covers"));
@@ -109,7 +109,7 @@ void snapshot_fill(const struct server *s, struct ask *ask, struct fields *f,
         replay(s, ask, snapshot);
 }
 
-/* The conversation of the ask goes on from the snapshot's. */
+/* Continues the snapshot's conversation with that of the ask. */
 static void go_on(const struct server *s, struct ask *ask, struct fields *f,
                   const json_t *snapshot) {
     json_t *asked = ask->messages;
@@ -144,7 +144,7 @@ static void refuse_unknown(struct exchange *x) {
     exchange_refuse(x, 404, NULL, "there is no snapshot %s", x->name);
 }
 
-/* What a client is sent: how many messages and tokens, not which. */
+/* What a client gets: the numbers of messages and tokens, not the content. */
 static json_t *summary(const char *id, const json_t *snapshot) {
     return json_pack("{s:s, s:s, s:I, s:I}", "id", id, "object", "snapshot", "messages",
                      (json_int_t)json_array_size(json_object_get(snapshot, "messages")), "tokens",
@@ -197,7 +197,7 @@ static void read_id(struct fields *f, char out[SNAPSHOT_MAX_ID + 1]) {
         snprintf(out, SNAPSHOT_MAX_ID + 1, "%s", id ? id : made);
 }
 
-/* A body is not needed where all of its fields may be left out. */
+/* A body is optional if all of its fields are. */
 static struct ask *read_request(struct exchange *x, struct fields *f) {
     if (x->body.len == 0 && buffer_puts(&x->body, "{}"))
         x->server->body_bytes += x->body.len;
@@ -258,7 +258,7 @@ static json_t *restored(struct exchange *x) {
                      "seconds", r->seconds);
 }
 
-/* Reads it, so that the next turn finds it on the device. */
+/* Processes it, so that the next turn finds it on the device. */
 void snapshot_restore(struct exchange *x) {
     static const struct style style = {.whole = restored};
     struct fields f;
@@ -269,7 +269,7 @@ void snapshot_restore(struct exchange *x) {
     if (ask) {
         openai_read_thinking(ask, &f, NULL);
         ask->messages = json_array();
-        ask->max_tokens = 1; /* which is nobody's */
+        ask->max_tokens = 1; /* its token is not used */
         go_on(x->server, ask, &f, snapshot);
         exchange_converse(x, ask, &f, &style);
     }

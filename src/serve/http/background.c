@@ -1,4 +1,4 @@
-/* background.c - threads for what takes long with a single request. */
+/* background.c - threads for slow work of a single request. */
 #include "serve/http/background.h"
 
 #include <malloc.h>
@@ -6,7 +6,7 @@
 #include "base/thread.h"
 #include "serve/http/exchange.h"
 
-enum { ANY = 2, THREADS = ANY + 1 }; /* that take any task; and one for those that are not long */
+enum { ANY = 2, THREADS = ANY + 1 }; /* that take any task; and one for short tasks alone */
 
 struct queue {
     struct exchange *first, **end; /* by next_long */
@@ -40,7 +40,7 @@ static struct exchange *first_of(struct queue *q) {
     return x;
 }
 
-/* NULL: there is none, and none will come. */
+/* NULL: stopped, and none is left. */
 static struct exchange *take(struct lane *lane) {
     struct background *b = lane->of;
     struct exchange *x = NULL;
@@ -65,7 +65,7 @@ static void *work(void *user) {
         x->long_task(x);
         exchange_release(x);
         if (is_long)
-            malloc_trim(0); /* or hundreds of megabytes stay with the process */
+            malloc_trim(0); /* give hundreds of megabytes back to the system */
     }
     return NULL;
 }
@@ -77,7 +77,7 @@ bool background_run(struct background *b, struct exchange *x, void (*task)(struc
         x->long_task = task;
         x->refs++;
         add(x->is_long ? &b->longs : &b->others, x);
-        pthread_cond_broadcast(&b->wakes); /* one that was woken alone may not be the one for it */
+        pthread_cond_broadcast(&b->wakes); /* a single woken thread may be the wrong one */
     }
     pthread_mutex_unlock(&b->lock);
     return is_good;

@@ -1,9 +1,9 @@
-/* background.h - threads for what takes long with a single request.
+/* background.h - threads for slow work of a single request.
  *
- * Reading megabytes of JSON, making tokens of them, writing as much and freeing it takes seconds, a
- * schema with thousands of combinations half of one. libmicrohttpd's threads and the writer's have
- * other clients' streams to send meanwhile, so these do it. Short exchanges (not is_long) need not
- * wait for long ones. */
+ * Parsing megabytes of JSON, tokenizing them, writing as much and freeing it takes seconds; a
+ * schema with thousands of combinations half a second. libmicrohttpd's threads and the writer's
+ * must send other clients' streams meanwhile, so these threads do it. Short exchanges (not is_long)
+ * need not wait for long ones. */
 #ifndef SERVE_HTTP_BACKGROUND_H
 #define SERVE_HTTP_BACKGROUND_H
 
@@ -11,7 +11,9 @@
 
 #include "base/err.h"
 
-enum { BACKGROUND_BYTES = 1 << 16 }; /* bytes of a body: fewer take milliseconds, and no thread */
+enum {
+    BACKGROUND_BYTES = 1 << 16
+}; /* bytes of a body; smaller ones take milliseconds and need no thread */
 
 struct background;
 struct exchange;
@@ -22,11 +24,11 @@ void background_stop(struct background *b);
 void background_close(
     struct background *b); /* stopped or not; nobody may use it then. Takes NULL. */
 
-/* One of its threads calls `task` with the exchange, which it refers to meanwhile. False: the
- * threads are stopped, and the caller does it. Any thread; one task of an exchange at a time. */
+/* One of its threads calls `task` with the exchange, and holds a reference meanwhile. False: the
+ * threads are stopped, and the caller must do it. Any thread; one task of an exchange at a time. */
 bool background_run(struct background *b, struct exchange *x, void (*task)(struct exchange *x));
 
-/* Whether what waits is to be refused. */
+/* Whether waiting requests should be refused. */
 bool background_is_stopped(struct background *b);
 
 #endif

@@ -31,7 +31,7 @@ static json_t *anthropic_error(int status, const char *message, const char *para
                        : status == 503 ? "overloaded_error"
                        : status >= 500 ? "api_error"
                                        : "invalid_request_error";
-    /* By this code a client sends the whole conversation again, without the field. */
+    /* This code makes a client send the whole conversation again, without the field. */
     bool is_thread = status == 400 && param && strcmp(param, "thread") == 0;
     json_t *details =
         is_thread ? json_pack("{s:s}", "error_code", "thread_unsupported_request") : NULL;

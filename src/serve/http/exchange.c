@@ -9,7 +9,7 @@
 #include "serve/http/inside.h"
 #include "serve/http/snapshot.h"
 
-/* A path, or all of an address, as a proxy is asked: http://authority/path. */
+/* A path, or a whole address as sent to a proxy: http://authority/path. */
 static void take_target(struct exchange *x, const char *target) {
     size_t n = strncasecmp(target, "http://", 7) == 0    ? 7
                : strncasecmp(target, "https://", 8) == 0 ? 8
@@ -49,7 +49,7 @@ static void leave(struct exchange *x) {
     (void)x;
 }
 
-/* One with millions of parts is freed in the background: it takes up to a second. */
+/* JSON with millions of values is freed in the background: it takes up to a second. */
 void exchange_release(struct exchange *x) {
     if (atomic_fetch_sub(&x->refs, 1) > 1)
         return;
@@ -127,7 +127,7 @@ void exchange_refuse_field(struct exchange *x, const struct fields *f) {
     exchange_refuse(x, 400, f->wrong, "%s", f->err.text);
 }
 
-/* What was asked for is wrong, or more than we do. */
+/* Whether an error is the client's fault: the request is wrong or not supported. */
 static bool is_the_clients(int status) {
     return status == SLUICE_ERR_ARGUMENT || status == SLUICE_ERR_UNSUPPORTED;
 }
@@ -159,9 +159,13 @@ static size_t tree_bytes(struct str body) {
     return n;
 }
 
-/* Whether there is room for the body as JSON. */
+/* Checks the memory that the body takes as JSON. */
 static bool fits_as_json(struct exchange *x) {
-    enum { ONE = 16, ALL = 64, MIN_BYTES = 1 << 20 }; /* times the longest body, or this */
+    enum {
+        ONE = 16,
+        ALL = 64,
+        MIN_BYTES = 1 << 20
+    }; /* factors of the longest body or of MIN_BYTES */
     struct server *s = x->server;
     size_t max_bytes = s->options.body_bytes > MIN_BYTES ? s->options.body_bytes : MIN_BYTES;
     x->tree_bytes = tree_bytes(buffer_str(&x->body));
@@ -176,7 +180,7 @@ static bool fits_as_json(struct exchange *x) {
     return false;
 }
 
-/* One that JSON has and a 64-bit integer, or a double, has not; `where` is its end. */
+/* A valid JSON number that fits neither a 64-bit integer nor a double; `where` is its end. */
 static void refuse_number(struct exchange *x, struct str body, const json_error_t *where) {
     size_t end = where->position > 0 ? (size_t)where->position : 0, n = 0;
     end = end < body.len ? end : body.len;
@@ -285,7 +289,7 @@ static void abandon(struct exchange *x) {
         x->server->metrics.gone++;
         worker_cancel(&x->job);
     }
-    x->is_gone |= !x->is_over; /* one that has everything may go */
+    x->is_gone |= !x->is_over; /* a client that has everything may leave */
 }
 
 void exchange_abandon(struct exchange *x) {
@@ -342,7 +346,7 @@ static void start(struct exchange *x, struct ask *ask, const struct style *style
 struct ask *exchange_ask(struct exchange *x, struct fields *f) {
     json_t *root = read_body(x);
     struct ask *ask = root ? ask_open(root, &x->server->model) : NULL;
-    const char *any; /* there is one model, whatever it is called */
+    const char *any; /* there is one model; any name will do */
     *f = (struct fields){.object = root};
     if (root && !ask)
         exchange_refuse(x, 500, NULL, "out of memory for a request");
@@ -362,7 +366,7 @@ bool exchange_encode(struct exchange *x, struct ask *ask, struct fields *f) {
     x->is_long |= json_array_size(ask->messages) > 4096;
     if (f->wrong)
         exchange_refuse_field(x, f);
-    else if (status) /* a template that fails does so for what it was given */
+    else if (status) /* a template fails because of its input */
         exchange_refuse_status(x, status == SLUICE_ERR_FORMAT ? SLUICE_ERR_ARGUMENT : status, &err);
     return !f->wrong && !status;
 }
@@ -378,7 +382,7 @@ void exchange_read(struct exchange *x) {
     if (background_is_stopped(x->server->background))
         exchange_refuse(x, 503, NULL, "the server is shutting down");
     else if (is_gone(x))
-        exchange_refuse(x, 400, NULL, "the client is gone"); /* which no one receives */
+        exchange_refuse(x, 400, NULL, "the client is gone"); /* nobody receives it */
     else
         x->route->handle(x);
 }
@@ -415,7 +419,7 @@ json_t *exchange_reuse(const struct sluice_reuse *r) {
 /* ---- writing ----------------------------------------------------------------------------------
  */
 
-/* The conversation with this answer, for its next turn. */
+/* Stores the conversation with this answer for the next turn. */
 static void remember(struct exchange *x, const struct answer *a) {
     if (!x->ask->messages || a->has_stopped || a->has_failed || a->finish == FINISH_FAILED ||
         a->finish == FINISH_CUT)
@@ -450,7 +454,7 @@ static void take_event(struct exchange *x, struct job_event *event) {
         x->style->end(x, a);
 }
 
-/* Whether the server's end came before an answer of it began, or before all of the vectors. */
+/* Whether the server shut down before an answer began, or before all vectors were done. */
 static bool is_too_late(const struct exchange *x) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < x->n_answers; i++) {
@@ -460,7 +464,7 @@ static bool is_too_late(const struct exchange *x) {
     return n > 0 && (n == x->n_answers || x->ask->hidden);
 }
 
-/* Why the model's answers cannot be given; NULL: they can. */
+/* Why there can be no response; NULL: there can. */
 static const char *failure_of(const struct exchange *x) {
     if (is_too_late(x))
         return "the server is shutting down";
@@ -503,7 +507,7 @@ static void finish(struct exchange *x) {
     }
 }
 
-/* What was written goes out; `is_over`: nothing follows. */
+/* Moves the draft to `out`; `is_over`: nothing follows. */
 static void flush(struct exchange *x, bool is_over) {
     pthread_mutex_lock(&x->lock);
     bool is_wanted = !x->is_gone && !x->is_cut;
@@ -526,7 +530,7 @@ static void flush(struct exchange *x, bool is_over) {
     pthread_mutex_unlock(&x->lock);
 }
 
-/* Nothing follows. */
+/* Ends the response. */
 static void end(struct exchange *x) {
     finish(x);
     flush(x, true);
@@ -546,7 +550,7 @@ static bool is_long_response(const struct exchange *x) {
 }
 
 void exchange_write(struct exchange *x) {
-    if (x->has_ended) /* the last news was taken when it was there, before it was told */
+    if (x->has_ended) /* the last news was already taken, before its wake-up */
         return;
     job_take(&x->job, &x->news);
     if (x->news.is_accepted && !x->has_begun && x->ask->is_streamed) {
@@ -622,7 +626,7 @@ static struct MHD_Response *make_response(struct exchange *x) {
         MHD_add_response_header(response, "Allow", x->allowed);
     if (x->status == 401)
         MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
-    if (x->reply == REPLY_STREAM) /* nginx would collect what is to be read as it comes */
+    if (x->reply == REPLY_STREAM) /* or nginx would buffer the stream */
         MHD_add_response_header(response, "X-Accel-Buffering", "no");
     if (x->server->is_draining || x->ends_connection)
         MHD_add_response_header(response, "Connection", "close");
@@ -633,8 +637,8 @@ static struct MHD_Response *make_response(struct exchange *x) {
     return response;
 }
 
-/* The response is queued without the lock: libmicrohttpd calls read_out with its own of the
- * response held, and takes that one here. */
+/* The response is queued without the lock: libmicrohttpd calls read_out with the response's lock
+ * held, and takes that lock here. */
 enum MHD_Result exchange_respond(struct exchange *x) {
     struct MHD_Response *response = NULL;
     pthread_mutex_lock(&x->lock);

@@ -20,22 +20,22 @@
 struct exchange;
 
 /* How an API writes the answers of the model. All are called by the writer's thread and append to
- * draft; those that are NULL do nothing. */
+ * draft; NULL ones are skipped. */
 struct style {
     const char *stream_type; /* of the content */
     void (*begin)(struct exchange *x);
     void (*piece)(struct exchange *x, struct answer *a, const struct piece *piece);
-    void (*end)(struct exchange *x, struct answer *a);     /* an answer has ended */
-    void (*done)(struct exchange *x);                      /* all have */
+    void (*end)(struct exchange *x, struct answer *a);     /* at the end of an answer */
+    void (*done)(struct exchange *x);                      /* at the end of all */
     void (*fail)(struct exchange *x, const char *message); /* in a stream that has begun */
     json_t *(*whole)(struct exchange *x); /* the response when it is not streamed */
-    bool has_all_pieces;                  /* `piece` is called for that one, too */
+    bool has_all_pieces;                  /* `piece` is called for it, too */
 };
 
 enum reply { REPLY_NONE, REPLY_WHOLE, REPLY_STREAM };
 
-/* What a query says: of the part of a list that is wanted, "after=ID&limit=N&order=asc", and
- * "stream=true". "": nothing of it, "?": too much to be right. */
+/* The query: "after=ID&limit=N&order=asc" for lists, and "stream=true". "": absent, "?": too long.
+ */
 struct query {
     char after[96], limit[8], order[8], stream[8];
 };
@@ -45,11 +45,11 @@ struct exchange {
     struct MHD_Connection *connection; /* NULL: completed */
     struct peer *peer;
     const struct route *route; /* NULL: no such path */
-    enum api api;              /* whose path it is */
+    enum api api;              /* that the path belongs to */
     atomic_int refs;
     char id[32], method[12], *path;
-    char *authority;                /* of a request for a whole address; NULL: Host has it */
-    char allowed[ROUTE_ALLOWED];    /* methods that the path takes, where it does not this one */
+    char *authority;                /* of a request with a whole address; NULL: see Host */
+    char allowed[ROUTE_ALLOWED];    /* methods that the path allows, if not this one */
     char name[SNAPSHOT_MAX_ID + 1]; /* the id in the path; "": its route has none */
     struct query query;
     double arrived; /* seconds_now */
@@ -57,9 +57,9 @@ struct exchange {
     struct buffer body;
     bool is_too_long, is_handled;
     bool has_long_uri;                     /* its query was dropped */
-    bool is_crowded;                       /* there are too many long bodies already */
+    bool is_crowded;                       /* there are already too many long bodies */
     bool is_long;                          /* it, or its response, has many parts */
-    struct exchange *next_long;            /* with the background, under its lock */
+    struct exchange *next_long;            /* in the background's queue, under its lock */
     void (*long_task)(struct exchange *x); /* what it does there */
     bool is_left;                          /* nobody else refers to it */
     size_t tree_bytes;                     /* of its body as JSON, about */
@@ -79,15 +79,15 @@ struct exchange {
     void *own;           /* what else a style needs */
     void (*release_own)(void *own);
     struct job_news news;
-    bool is_queued; /* with the writer, under its lock */
+    bool is_queued; /* in the writer's queue, under its lock */
     struct exchange *next_queued;
 
-    pthread_mutex_t lock; /* for what follows */
+    pthread_mutex_t lock; /* guards all below */
     enum reply reply;
     int status;
     const char *type, *retry_after;
-    bool has_page_policy; /* it is part of the page */
-    char *location;       /* where a redirection points; NULL: it is none; owned */
+    bool has_page_policy; /* part of the chat page */
+    char *location;       /* target of a redirect; NULL: none; owned */
     struct buffer out;
     size_t n_sent; /* of out */
     uint64_t bytes;
@@ -107,10 +107,10 @@ void exchange_refuse(struct exchange *x, int status, const char *param, const ch
 /* The same for a wrong field, and for a failed call. */
 void exchange_refuse_field(struct exchange *x, const struct fields *f);
 void exchange_refuse_status(struct exchange *x, int status, const struct err *err);
-/* An ask of the request's body, and the fields to fill it from; NULL: it is refused already. */
+/* Makes an ask of the request's body, and the fields to fill it from; NULL: already refused. */
 struct ask *exchange_ask(struct exchange *x, struct fields *f);
-/* Encodes the ask's messages, where it has some, after those of the snapshot that the field
- * `snapshot` names. False: it is refused, also where a field was wrong. */
+/* Encodes the ask's messages, if any, after those of the snapshot that the field `snapshot` names.
+ * False: refused, also because of a wrong field. */
 bool exchange_encode(struct exchange *x, struct ask *ask, struct fields *f);
 /* Takes the ask, encodes it, and starts its answers; or refuses it. */
 void exchange_converse(struct exchange *x, struct ask *ask, struct fields *f,
@@ -121,7 +121,7 @@ struct usage_counts {
     uint64_t prompt, cached, new_tokens, reasoning;
 };
 struct usage_counts exchange_usage(const struct exchange *x);
-/* Tokens of the prompt that were known, by where they were, and why not more. */
+/* Tokens of the prompt found in the cache, by tier, and why not more. */
 json_t *exchange_reuse(const struct sluice_reuse *reuse);
 
 /* ---- for the writer and the server ------------------------------------------------------------
@@ -134,13 +134,13 @@ void exchange_release(struct exchange *x); /* one reference */
 void exchange_read(struct exchange *x);
 /* New tokens and ends become text; the writer's thread. */
 void exchange_write(struct exchange *x);
-/* Its request's bytes are not wanted any more. */
+/* Drops the request's body. */
 void exchange_drop_body(struct exchange *x);
 /* The client is gone: its answers end. Any thread. */
 void exchange_abandon(struct exchange *x);
-/* The client has closed its side: it is gone, or waits for the rest, and there is no way to tell.
- * What is answered at once goes out; answers of the model end, as libmicrohttpd (0.9.75) closes a
- * suspended connection when it finds that end. Any thread. */
+/* The client has closed its side: it is gone, or waits for the rest; there is no way to tell. An
+ * immediate response is sent; answers of the model end, as libmicrohttpd (0.9.75) closes a
+ * suspended connection when it sees that. Any thread. */
 void exchange_half_close(struct exchange *x);
 /* Sends what there is, or suspends the connection. libmicrohttpd's thread. */
 enum MHD_Result exchange_respond(struct exchange *x);

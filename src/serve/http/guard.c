@@ -1,8 +1,8 @@
 /* guard.c - who may use the server, and which requests it accepts.
  *
- * A web page elsewhere must not drive a server on this machine. Its requests carry an Origin, which
- * is refused unless allowed; and if its own name is made to point here (DNS rebinding), the Host
- * that the browser sends is not one of ours. */
+ * A web page from elsewhere must not use a server on this machine. Its requests carry an Origin,
+ * which is refused unless allowed; and if its own name is made to point here (DNS rebinding), the
+ * Host that the browser sends is not one of ours. */
 #include "serve/http/guard.h"
 
 #include <ctype.h>
@@ -17,7 +17,7 @@ static const char *header(const struct exchange *x, const char *name) {
 /* ---- names ------------------------------------------------------------------------------------
  */
 
-/* Without the port; whole where that is none. */
+/* The name without its port, if any. */
 static struct str host_name(const char *host) {
     const char *close = host[0] == '[' ? strchr(host, ']') : NULL;
     size_t n = close ? (size_t)(close - host) + 1 : strcspn(host, ":");
@@ -36,7 +36,7 @@ static bool is_address_127(struct str name) {
     return is;
 }
 
-/* Whether "name:port" is a name of this machine alone. */
+/* Whether "name:port" is a name of the local machine. */
 static bool is_local_name(const char *host) {
     struct str name = host_name(host);
     static const char suffix[] = ".localhost";
@@ -76,7 +76,7 @@ static bool is_allowed_origin(const struct server *s, const char *origin) {
 /* ---- keys -------------------------------------------------------------------------------------
  */
 
-/* Whether the texts are equal, in a time that does not depend on how far they are. */
+/* Whether the texts are equal, in constant time. */
 static bool is_same_text(const char *given, const char *expected) {
     size_t n = strlen(expected), n_given = strlen(given);
     volatile unsigned char differs = n != n_given;
@@ -100,13 +100,13 @@ static bool has_key(const struct exchange *x, const char *key) {
 
 struct framing {
     unsigned n_lengths, n_encodings, n_hosts, n_origins;
-    bool is_malformed; /* a name is */
-    bool has_control;  /* a value has a control character, which some take for a line's end */
+    bool is_malformed; /* a header's name is */
+    bool has_control;  /* a value has a control character, which some parsers take for a line end */
     const char *length, *encoding;
 };
 
-/* Of letters, digits and -_., as all names in use. And libmicrohttpd (0.9.75) appends a line that
- * goes on the one before to that one's name: "Content-Length:", " 16" has the name
+/* Only letters, digits and -_., as in all names in use. libmicrohttpd (0.9.75) appends a
+ * continuation line to the name of the header before: "Content-Length:", " 16" has the name
  * Content-Length16. */
 static bool is_sound_name(const char *name) {
     static const char *const whole[] = {"Content-Length", "Transfer-Encoding"};

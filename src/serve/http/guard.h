@@ -4,10 +4,10 @@
 
 #include "serve/http/exchange.h"
 
-/* Looks at the headers of a request; false: it is refused already. */
+/* Checks the headers of a request; false: already refused. */
 bool guard_admits(struct exchange *x);
 
-/* The headers for pages of other origins, where they are allowed, and those against sniffing. */
+/* Adds the CORS headers, where allowed, and those against content sniffing. */
 void guard_add_headers(const struct exchange *x, struct MHD_Response *response);
 
 #endif

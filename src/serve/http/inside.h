@@ -1,4 +1,4 @@
-/* inside.h - the server's parts, for its own files. */
+/* inside.h - the server's struct, for its own files. */
 #ifndef SERVE_HTTP_INSIDE_H
 #define SERVE_HTTP_INSIDE_H
 
@@ -18,7 +18,7 @@ struct server {
     struct worker *worker;
     struct writer *writer;
     struct background *background;
-    atomic_size_t body_bytes; /* of all requests that are there */
+    atomic_size_t body_bytes; /* of all current requests */
     atomic_size_t tree_bytes; /* of all as JSON, about */
     struct peers *peers;
     struct access_log *log; /* NULL: none */
@@ -27,14 +27,14 @@ struct server {
     double planned_at;  /* seconds_now */
     struct MHD_Daemon *daemon;
     int listener;
-    bool is_loopback; /* only this machine's programs reach it: names are checked */
+    bool is_loopback; /* reachable from this machine only: host names are checked */
     bool has_unlink;  /* of the Unix socket's path */
     time_t created;
     atomic_bool is_started, is_draining;
     char address[256];
 };
 
-/* The plan of a step (plan.c): its lock, and what is known without running it. */
+/* The plan of a step (plan.c): makes its lock, and fills in what is known without running it. */
 void plan_open(struct server *server);
 int plan_start(struct server *server, struct err *err);
 void plan_close(struct server *server);

@@ -1,11 +1,12 @@
-/* page.c - the page to chat on: the files of src/serve/http/page, which are bytes of the program.
+/* page.c - the chat page: the files of src/serve/http/page, embedded in the program.
  *
- * Nothing of the page is secret, so it needs no key; what it asks the server for does. */
+ * The page is not secret and needs no API key; its requests do. */
 #include <stdio.h>
 
 #include "serve/http/inside.h"
 
-/* .incbin: every assembler takes it. Paths are from the repository's root, where make runs. */
+/* .incbin works with every assembler. Paths are relative to the repository's root, where make runs.
+ */
 #define EMBED(name, path)                                                                          \
     __asm__(".section .rodata\n"                                                                   \
             ".globl page_" #name "\n.globl page_" #name "_end\n"                                   \
@@ -34,7 +35,7 @@ static const struct file files[] = {
     {"/icon.svg", "image/svg+xml", page_icon, page_icon_end},
 };
 
-/* The page's addresses are relative: "/llm" without its slash would lose the prefix. */
+/* The page's links are relative: "/llm" without its slash would lose the prefix. */
 static bool redirect_to_folder(struct exchange *x) {
     const char *last = strrchr(x->path, '/');
     if (last && last[1] == 0)

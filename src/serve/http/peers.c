@@ -18,9 +18,9 @@
 struct peer {
     int fd;
     uint64_t number;
-    double since; /* it waits for a request */
+    double since; /* since when it waits for a request */
     bool is_gone, is_shut;
-    bool is_half; /* it sends nothing more; whether it reads is not known */
+    bool is_half; /* it sends nothing more; whether it still reads is unknown */
     struct exchange *exchange;
     struct peer *next, *previous;
 };
@@ -72,8 +72,8 @@ void peer_close(struct peers *p, struct peer *peer) {
     free(peer);
 }
 
-/* The end that came together with a request is news to libmicrohttpd once more: it has read only
- * the request, and would wait for another. What was sent can still be read. */
+/* Makes libmicrohttpd see an end that came together with a request: it has read only the request,
+ * and would wait for another. What was sent can still be read. */
 static void end_reading(const struct peer *peer) {
     shutdown(peer->fd, SHUT_RD);
 }
@@ -94,7 +94,7 @@ bool peer_works(struct peers *p, struct peer *peer, struct exchange *x) {
     return is_there;
 }
 
-/* The end of what a client sends may be the end of the client, too. */
+/* A client that closed its sending side may be gone altogether. */
 static void on_event(struct peers *p, uint64_t number, uint32_t events) {
     bool is_gone = events & (EPOLLHUP | EPOLLERR);
     pthread_mutex_lock(&p->lock);
@@ -113,7 +113,7 @@ static void on_event(struct peers *p, uint64_t number, uint32_t events) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Milliseconds until the next look; -1: there is nothing to look at. */
+/* Closes idle connections; returns the milliseconds until the next check, -1: none to check. */
 static int shut_idle(struct peers *p) {
     double now = seconds_now();
     pthread_mutex_lock(&p->lock);

@@ -1,7 +1,7 @@
 /* peers.h - the connections, and a thread that watches them.
  *
  * libmicrohttpd notices neither that the client of a suspended connection disconnected, nor that
- * one sends its request a byte a minute. This does: the exchange of a disconnected client is
+ * one sends its request one byte per minute. This does: the exchange of a disconnected client is
  * abandoned, and a connection that does not send a whole request in time is closed. */
 #ifndef SERVE_HTTP_PEERS_H
 #define SERVE_HTTP_PEERS_H
@@ -19,8 +19,8 @@ void peers_close(struct peers *p); /* takes NULL */
 struct peer *peer_open(struct peers *p, int fd);
 void peer_close(struct peers *p, struct peer *peer); /* takes NULL */
 
-/* The connection works on this exchange from now on; NULL: it waits for a request again. False: the
- * client is gone already. `peer` may be NULL. */
+/* The connection now works on this exchange; NULL: it waits for a request again. False: the client
+ * is gone already. `peer` may be NULL. */
 bool peer_works(struct peers *p, struct peer *peer, struct exchange *x);
 
 #endif

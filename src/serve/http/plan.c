@@ -1,12 +1,12 @@
 /* plan.c - the plan of a step: what each op reads, and how long it takes.
  *
- * GET /v1/plan tells what is known, POST /v1/plan has the step timed first: by the worker's thread,
- * when no answer runs or waits, so that answers are not slowed down by it. Whoever asks while one
- * waits for that gets the figures of the same run. */
+ * GET /v1/plan returns what is known, POST /v1/plan has the step timed first: by the worker's
+ * thread, when no answer runs or waits, so that answers are not slowed down. Requests that arrive
+ * meanwhile get the figures of the same run. */
 #include "base/clock.h"
 #include "serve/http/inside.h"
 
-/* Takes the plan; NULL: memory ran out or it failed, and the one that is known stays. */
+/* Takes the plan; NULL: it failed, and the known one stays. */
 static bool keep(struct server *s, json_t *plan) {
     struct buffer text = {0};
     bool is_good = plan && buffer_json(&text, plan);

@@ -10,8 +10,8 @@ static const struct route routes[] = {
 #undef ROUTE
 };
 
-/* A * in a route's path stands for an id, a > at its end for any rest, which is only compared.
- * Nothing else of a path names anything the server keeps. */
+/* A * in a route's path matches an id, a > at its end any rest, which is ignored. Nothing else in a
+ * path names anything the server keeps. */
 static bool matches(const char *route, const char *path, char id[SNAPSHOT_MAX_ID + 1]) {
     size_t n = strcspn(route, "*>");
     *id = 0;

@@ -9,10 +9,10 @@
 
 struct exchange;
 
-/* Whose shape errors have. */
+/* The API whose error format is used. */
 enum api { API_OPENAI, API_ANTHROPIC, API_OLLAMA, API_COUNT };
 
-/* Answers at once or starts answers; the body is whole. */
+/* Replies at once or starts answers; the body is complete. */
 typedef void route_fn(struct exchange *x);
 
 struct route {
@@ -29,14 +29,14 @@ struct route {
 enum { ROUTE_ALLOWED = 32 };
 
 /* The route of a method and path; NULL: none. Then `allowed` are the methods that the path takes,
- * "" when there is no such path. HEAD is GET. `id`: what stands for the path's *, "" where it has
- * none. */
+ * "" when there is no such path. HEAD is GET. `id`: what matched the path's *, "" if it has none.
+ */
 const struct route *route_find(const char *method, const char *path, char allowed[ROUTE_ALLOWED],
                                char id[SNAPSHOT_MAX_ID + 1]);
-/* Whose path this is, also where there is no such route. */
+/* The API that a path belongs to, even if there is no such route. */
 enum api api_of_path(const char *path);
 
-/* An error in the shape of an API (errors.c). `param` is the wrong field; NULL: none. */
+/* An error in the format of an API (errors.c). `param` is the wrong field; NULL: none. */
 json_t *api_error(enum api api, int status, const char *message, const char *param);
 
 #endif

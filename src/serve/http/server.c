@@ -44,7 +44,7 @@ static const char *after_prefix(const struct server *s, const char *path) {
     return path[n] ? path + n : "/";
 }
 
-/* A browser asks again by itself. */
+/* A browser retries by itself. */
 static void refuse_until_started(struct exchange *x) {
     static const char page[] = "<!doctype html><meta charset=utf-8>"
                                "<meta http-equiv=refresh content=1><title>Loading</title>"
@@ -64,7 +64,7 @@ static void copy_argument(const struct exchange *x, const char *name, char *out,
     snprintf(out, size, "%s", !value ? "" : strlen(value) < size ? value : "?");
 }
 
-/* A thread in the background, where some handlers run, cannot look at the connection. */
+/* Handlers that run in the background cannot access the connection. */
 static void copy_query(struct exchange *x) {
     struct query *q = &x->query;
     copy_argument(x, "after", q->after, sizeof q->after);
@@ -84,7 +84,7 @@ static bool admit(struct exchange *x) {
     x->route = path ? route_find(x->method, path, x->allowed, x->name) : NULL;
     x->api = x->route ? x->route->api : api_of_path(path ? path : x->path);
     if (MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "anthropic-version"))
-        x->api = API_ANTHROPIC; /* its clients list models, too */
+        x->api = API_ANTHROPIC; /* its clients list models under the same path */
     if (!guard_admits(x))
         return false;
     copy_query(x);
@@ -112,7 +112,7 @@ static bool admit(struct exchange *x) {
     return false;
 }
 
-/* So many bodies of the greatest length may be there at once, shorter ones not counted. */
+/* So many bodies of maximum length may be in memory at once; short ones do not count. */
 enum { MAX_BODIES = 8 };
 
 static void take_body(struct exchange *x, const char *data, size_t n) {
@@ -128,8 +128,8 @@ static void take_body(struct exchange *x, const char *data, size_t n) {
     s->body_bytes += n;
 }
 
-/* Whether it may take longer than milliseconds: by its length, that of what it may name, or as a
- * schema that multiplies alternatives, be they named in escapes. */
+/* Whether it may take longer than milliseconds: by its length, by a stored conversation it names,
+ * or by a schema that multiplies alternatives, also when keywords are written with escapes. */
 static bool is_slow(const struct exchange *x) {
     static const char *const signs[] = {"snapshot", "previous_response_id", "allOf", "\\u00"};
     bool is = x->body.len > BACKGROUND_BYTES || *x->name ||
@@ -164,10 +164,10 @@ static struct peer *peer_of(struct MHD_Connection *connection) {
     return info ? info->socket_context : NULL;
 }
 
-/* A response that comes before the body closes the connection, and a client that is still sending
- * may never see it: so a body of some length is taken, and dropped, first. */
+/* A response before the end of the body closes the connection, and a client that is still sending
+ * may never see it: so a body of moderate length is read and dropped first. */
 static bool is_answered_now(const struct exchange *x) {
-    enum { MAX_DRAINED = 4 }; /* times the longest that is read */
+    enum { MAX_DRAINED = 4 }; /* times the longest body that is accepted */
     const char *length =
         MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Content-Length");
     return x->ends_connection ||
@@ -176,11 +176,11 @@ static bool is_answered_now(const struct exchange *x) {
            (length && strtoull(length, NULL, 10) / MAX_DRAINED > x->server->options.body_bytes);
 }
 
-static char long_uri; /* its address stands for the exchange until there is one */
+static char long_uri; /* its address marks a URI that is too long, until there is an exchange */
 
-/* Called with the request's line. libmicrohttpd (0.9.75) never answers a request whose arguments it
- * has no memory for, so one with many is to have none; it is refused when its headers are there.
- * The text is libmicrohttpd's own, which is about to take it apart. */
+/* Called with the request line. libmicrohttpd (0.9.75) never answers a request whose arguments do
+ * not fit its memory, so if there are many they are cut off here, and the request is refused with
+ * its headers. The text is libmicrohttpd's own, which is about to parse it. */
 static void *on_uri(void *user, const char *uri, struct MHD_Connection *connection) {
     size_t length = strlen(uri), n = 0;
     char *query = strchr(uri, '?');
@@ -272,7 +272,7 @@ static int listen_unix(struct server *s, struct err *err) {
     if (is_there) {
         if (connect(s->listener, (struct sockaddr *)&address, sizeof address) == 0)
             return err_set(err, SLUICE_ERR_IO, "%s: another server listens there", path);
-        unlink(path); /* left by one that was killed */
+        unlink(path); /* left by a killed server */
     }
     if (bind(s->listener, (struct sockaddr *)&address, sizeof address) || listen(s->listener, 512))
         return err_set(err, SLUICE_ERR_IO, "%s: %s", path, strerror(errno));
@@ -368,17 +368,17 @@ static void log_mhd(void *user, const char *format, va_list args) {
     log_line(LOG_DEBUG, "http: %s", line);
 }
 
-/* A path with %00 stays as it was written: it would end there. */
+/* A path with %00 stays escaped: the zero would end it. */
 static size_t unescape(void *user, struct MHD_Connection *connection, char *text) {
     (void)user;
     (void)connection;
     return strstr(text, "%00") ? strlen(text) : MHD_http_unescape(text);
 }
 
-/* As many connections as there may be descriptors for, of which the process is given more if it can
- * have them: when they run out libmicrohttpd (0.9.75) asks for one again and again. */
+/* As many connections as there are file descriptors for; raises the limit if possible. Without
+ * descriptors libmicrohttpd (0.9.75) would retry in a busy loop. */
 static unsigned fit_connections(unsigned wanted) {
-    enum { OTHERS = 64, FEW = 4 }; /* files, threads' own */
+    enum { OTHERS = 64, FEW = 4 }; /* descriptors of files and threads */
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit))
         return wanted;
@@ -473,7 +473,7 @@ int server_start(struct server *s, const struct served *served, struct err *err)
         status = err_memory(err, "formats of answers");
     if (!status)
         status = worker_open(&s->worker, &w, err);
-    s->is_started = status == SLUICE_OK; /* the daemon's threads look at the rest after this */
+    s->is_started = status == SLUICE_OK; /* the daemon's threads read the rest only after this */
     return status;
 }
 
@@ -498,8 +498,8 @@ void server_drain(struct server *s, double seconds) {
         nanosleep(&nap, NULL);
 }
 
-/* The worker ends all answers and the writer writes their ends: no connection is suspended then, as
- * libmicrohttpd demands, and what was said of them is sent before it stops. */
+/* The worker ends all answers and the writer writes their ends: then no connection is suspended, as
+ * libmicrohttpd requires, and all responses are sent before it stops. */
 void server_close(struct server *s) {
     if (!s)
         return;

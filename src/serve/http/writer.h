@@ -1,7 +1,7 @@
 /* writer.h - the thread that turns tokens into the text of responses.
  *
- * The worker only hands over which exchanges have news, so that the engine's next step does not
- * wait for JSON and sockets. */
+ * The worker only says which exchanges have news, so that the engine's next step does not wait for
+ * JSON and sockets. */
 #ifndef SERVE_HTTP_WRITER_H
 #define SERVE_HTTP_WRITER_H
 
@@ -14,7 +14,7 @@ int writer_open(struct writer **out, struct err *err);
 void writer_close(
     struct writer *w); /* after the worker is closed; writes what is left. Takes NULL */
 
-/* exchange_write will be called for it, once for all calls until then. Any thread. */
+/* Queues an exchange_write for it; several calls before that count as one. Any thread. */
 void writer_add(struct writer *w, struct exchange *x);
 
 #endif
