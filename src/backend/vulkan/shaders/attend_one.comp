@@ -160,7 +160,8 @@ void load_row(uint t, uint kv_head, uint first_head, uint n_heads) {
         raw.value[e] = x_in[p.in_first + p.v_column + kv_head * D + min(e * THREADS + t, D - 1)];
 }
 
-// The queries, and in x the key and the value, as attend_store.comp makes them.
+// The queries, and in x the key and the value, as attend_store.comp makes them. Others see them after a
+// barrier.
 void make_heads(uint t) {
     const uint EIGHTHS = (QUERIES + 1) * ATTEND_THREADS;
     uint team = t / ATTEND_THREADS, u = t % ATTEND_THREADS;
@@ -189,7 +190,7 @@ void make_heads(uint t) {
             if (has_norm)
                 v = normed(v, factor, raw.norm[s * OF_HEAD + e]);
             if (i < D && h < QUERIES)
-                query[h * D4 + i / 4][i % 4] = i < ROTARY ? v : scaled_query(v);
+                query[h * D4 + i / 4][i % 4] = v;
             else if (i < D && h == QUERIES)
                 x[i] = v;
         }
@@ -205,8 +206,8 @@ void make_heads(uint t) {
             if (q < QUERIES) {
                 vec2 y = rotated(vec2(query[at.x / 4][at.x % 4], query[at.y / 4][at.y % 4]),
                                  raw.angle[e]);
-                query[at.x / 4][at.x % 4] = scaled_query(y.x);
-                query[at.y / 4][at.y % 4] = scaled_query(y.y);
+                query[at.x / 4][at.x % 4] = y.x;
+                query[at.y / 4][at.y % 4] = y.y;
             } else if (q == QUERIES) {
                 vec2 y = rotated(vec2(x[pair.x], x[pair.y]), raw.angle[e]);
                 x[pair.x] = y.x;
@@ -215,6 +216,9 @@ void make_heads(uint t) {
         }
         barrier();
     }
+    // One copy of the code; the barrier after it is main's.
+    [[dont_unroll]] for (uint i = t; i < QUERIES * D; i += THREADS)
+        query[i / 4][i % 4] = scaled_query(query[i / 4][i % 4]);
 }
 
 // The row's key and value into the cache, and into shared memory as they are there.
