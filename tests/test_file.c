@@ -1,12 +1,15 @@
 /* test_file.c - the containers: GGUF, safetensors, folders, JSON, and the files below them. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -1919,6 +1922,61 @@ static void *write_many(void *user) {
         write_out(path, text);
     }
     return NULL;
+}
+
+static uint32_t count_entries(const char *folder) {
+    DIR *d = opendir(folder);
+    uint32_t n = 0;
+    for (struct dirent *e; d && (e = readdir(d));)
+        n += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+    if (d)
+        closedir(d);
+    return n;
+}
+
+/* What a killed writer left goes with the next write into its folder; what another is writing, and
+ * what only looks like it, stays. */
+TEST(outfile_removes_what_killed_writers_left) {
+    static const char *const others[] = {
+        ".sluice-0123456789abcdef.tmp.gguf", ".sluice-0123456789abcde.tmp",
+        ".sluice-0123456789abcdeF.tmp",      ".sluice-0123456789abcdef-tmp",
+        "sluice-0123456789abcdef.tmp",       "file",
+    };
+    enum { N_OTHERS = sizeof others / sizeof *others };
+    char folder[512], path[600];
+    int ready[2];
+    char byte;
+    fresh_folder(folder, "killed");
+    for (int i = 0; i < N_OTHERS; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, others[i]);
+        write_out(path, "other");
+    }
+    EXPECT(pipe(ready) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        struct outfile out;
+        struct err err;
+        int status = outfile_open(&out, path, &err);
+        status |= outfile_write(&out, "half", 4, &err);
+        _exit(status || write(ready[1], "", 1) != 1 || pause());
+    }
+    EXPECT(read(ready[0], &byte, 1) == 1);
+    close(ready[0]);
+    close(ready[1]);
+    write_out(path, "whole");
+    EXPECT_INT(count_entries(folder), N_OTHERS + 1);
+    kill(child, SIGKILL);
+    EXPECT_INT(waitpid(child, NULL, 0), child);
+    snprintf(path, sizeof path, "%s/.sluice-0123456789abcdef.tmp", folder);
+    EXPECT(mkdir(path, 0700) == 0); /* of that name, and no file */
+    snprintf(path, sizeof path, "%s/.sluice-fedcba9876543210.tmp", folder);
+    EXPECT(symlink("file", path) == 0);
+    snprintf(path, sizeof path, "%s/file", folder);
+    write_out(path, "again");
+    EXPECT_INT(count_entries(folder), N_OTHERS + 2);
+    expect_content(path, "again");
+    snprintf(path, sizeof path, "%s/.sluice-0123456789abcdef.tmp", folder);
+    EXPECT(rmdir(path) == 0);
 }
 
 TEST(outfile_of_two_writers_is_whole) {

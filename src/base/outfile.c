@@ -1,12 +1,14 @@
 /* outfile.c - a file that appears whole or not at all. */
 #include "base/outfile.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -27,6 +29,12 @@ static struct registry temporaries;
 static size_t folder_length(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? (size_t)(slash - path + 1) : 0;
+}
+
+/* The folder itself; NULL when memory ran out. To be freed. */
+static char *folder_of(const char *path) {
+    size_t n = folder_length(path);
+    return n ? strndup(path, n) : strdup(".");
 }
 
 /* Follows symlinks, also to a file that does not exist yet, but stops at a descriptor's name. NULL
@@ -67,9 +75,51 @@ static void keep_mode(int fd, const struct stat *old) {
     fchmod(fd, old->st_mode & 0777);
 }
 
+/* ".sluice-", 16 digits of a hexadecimal number, ".tmp". */
+static bool is_temporary_name(const char *name) {
+    static const char begin[] = ".sluice-", end[] = ".tmp";
+    enum { BEGIN = sizeof begin - 1, DIGITS = 16 };
+    return strncmp(name, begin, BEGIN) == 0 && strspn(name + BEGIN, "0123456789abcdef") == DIGITS &&
+           strcmp(name + BEGIN + DIGITS, end) == 0;
+}
+
+/* Removes a temporary file that no process writes any more: its writer was killed. */
+static void remove_abandoned(int folder, const char *name) {
+    struct stat st;
+    int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
+        flock(fd, LOCK_EX | LOCK_NB) == 0)
+        unlinkat(folder, name, 0);
+    close(fd);
+}
+
+static void remove_all_abandoned(const char *target) {
+    char *path = folder_of(target);
+    DIR *folder = path ? opendir(path) : NULL;
+    struct dirent *e;
+    while (folder && (e = readdir(folder)))
+        if (is_temporary_name(e->d_name))
+            remove_abandoned(dirfd(folder), e->d_name);
+    if (folder)
+        closedir(folder);
+    free(path);
+}
+
+/* Marks a temporary file as being written; it is so until it is closed, however that comes. False:
+ * another process took it for abandoned before. */
+static bool lock_temporary(int fd) {
+    struct stat st;
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) /* some file systems have no locks: none is removed */
+        return errno != EWOULDBLOCK;
+    return fstat(fd, &st) == 0 && st.st_nlink > 0;
+}
+
 /* A new file beside the target, which is `old` or, NULL, not there yet. -1 and errno on failure. */
 static int open_temporary(struct outfile *out, const struct stat *old) {
     enum { MAX_TRIES = 100 };
+    remove_all_abandoned(out->target);
     for (int i = 0; i < MAX_TRIES; i++) {
         char *name;
         if (asprintf(&name, "%.*s.sluice-%016llx.tmp", (int)folder_length(out->target), out->target,
@@ -82,11 +132,14 @@ static int open_temporary(struct outfile *out, const struct stat *old) {
             break;
         int fd = open(out->temporary->path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                       old ? 0600 : 0666);
+        bool is_lost = fd >= 0 && !lock_temporary(fd);
         if (fd >= 0 && old)
             keep_mode(fd, old);
-        if (fd >= 0)
+        if (fd >= 0 && !is_lost)
             return fd;
-        int why = errno;
+        int why = is_lost ? EEXIST : errno;
+        if (is_lost)
+            close(fd);
         registry_remove(&temporaries, out->temporary);
         out->temporary = NULL;
         errno = why;
@@ -219,8 +272,7 @@ int outfile_pad(struct outfile *out, uint64_t align, struct err *err) {
 
 /* A rename is only safe from a power cut once the folder is synced as well. */
 static void sync_folder(const char *path) {
-    size_t n = folder_length(path);
-    char *folder = n ? strndup(path, n) : strdup(".");
+    char *folder = folder_of(path);
     int fd = folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     if (fd >= 0) {
         fsync(fd);

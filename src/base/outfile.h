@@ -2,7 +2,8 @@
  *
  * (1) Bytes go to a temporary file of a random name in the target's folder; commit syncs and
  *     renames. Abort, or a failed write, leaves whatever was there under the name before. With two
- *     writers of one path each file is whole; the later one stays.
+ *     writers of one path each file is whole; the later one stays. What a killed writer leaves is
+ *     removed by the next one in that folder: nobody holds its lock.
  * (2) Symlinks are followed: the file they lead to is replaced, the links stay. An existing file's
  *     permissions are kept.
  * (3) FIFOs and devices are written directly, and so is a descriptor of our own (/dev/stdout,
