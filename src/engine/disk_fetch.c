@@ -97,19 +97,11 @@ int disk_fetch_open(struct disk_fetch **out, struct disk_tier *disk, struct host
     return err_memory(err, "the thread that reads the cache on disk");
 }
 
-static void end_thread(struct disk_fetch *f) {
-    pthread_mutex_lock(&f->lock);
-    f->is_ending = true;
-    pthread_cond_signal(&f->work);
-    pthread_mutex_unlock(&f->lock);
-    pthread_join(f->thread, NULL);
-}
-
 void disk_fetch_close(struct disk_fetch *f) {
     if (!f)
         return;
     if (f->has_thread)
-        end_thread(f);
+        thread_stop(f->thread, &f->lock, &f->work, &f->is_ending);
     for (; f->n > 0; f->n--, f->first = (f->first + 1) % FETCH_JOBS)
         if (host_tier_begin(f->host, f->jobs[f->first].host_object))
             host_tier_end(f->host, f->jobs[f->first].host_object, false);

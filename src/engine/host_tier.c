@@ -66,19 +66,11 @@ int host_tier_open(struct host_tier *h, uint64_t bytes, uint64_t unit_bytes, str
     return SLUICE_OK;
 }
 
-static void end_thread(struct host_tier *h) {
-    pthread_mutex_lock(&h->lock);
-    h->is_ending = true;
-    pthread_cond_signal(&h->work);
-    pthread_mutex_unlock(&h->lock);
-    pthread_join(h->thread, NULL);
-}
-
 void host_tier_close(struct host_tier *h) {
     if (h->n_units == 0)
         return;
     if (h->has_thread)
-        end_thread(h);
+        thread_stop(h->thread, &h->lock, &h->work, &h->is_ending);
     if (h->memory)
         munmap(h->memory, h->n_units * h->unit_bytes);
     free(h->next);

@@ -73,6 +73,13 @@ int bind_vector(struct model *m, int block, const char *name, uint32_t n, uint32
 /* ---- ops --------------------------------------------------------------------------------------
  */
 
+/* PROJECTs whose input is the residual, with a norm before it, or whose output is added to it. The
+ * caller fills in the rest: n_segments, segments and out, or the prologue and its operands. */
+struct op project_from_residual(const struct emit *e, uint32_t layer, const char *role,
+                                struct operand norm);
+struct op project_to_residual(const struct emit *e, uint32_t layer, const char *role,
+                              struct operand in, struct segment segment);
+
 /* Parts that layers share, each from norm to residual. is_gated: each query head has a gate after
  * it. */
 int emit_attention(const struct emit *e, uint32_t layer, bool is_gated);

@@ -208,49 +208,27 @@ static struct delta_columns columns_of(const struct config *c) {
 static int emit_delta_in(const struct emit *e, uint32_t layer, struct operand out) {
     const struct layer *l = &e->m->layers[layer];
     struct delta_columns w = columns_of(&e->m->config);
-    struct op op = {
-        .kind = OP_PROJECT,
-        .layer = (int32_t)layer,
-        .role = "mix in",
-        .project =
-            {
-                .in = e->x,
-                .prologue = PROLOGUE_NORM,
-                .norm = l->norm,
-                .eps = e->m->config.eps,
-                .n_segments = 4,
-                .segments = {{.weight = l->qkv},
-                             {.weight = l->z, .column = w.z},
-                             {.weight = l->beta, .column = w.beta, .f32_act = true},
-                             {.weight = l->alpha, .column = w.alpha, .f32_act = true}},
-                .out = out,
-            },
-    };
+    struct op op = project_from_residual(e, layer, "mix in", l->norm);
+    op.project.n_segments = 4;
+    op.project.segments[0] = (struct segment){.weight = l->qkv};
+    op.project.segments[1] = (struct segment){.weight = l->z, .column = w.z};
+    op.project.segments[2] = (struct segment){.weight = l->beta, .column = w.beta, .f32_act = true};
+    op.project.segments[3] =
+        (struct segment){.weight = l->alpha, .column = w.alpha, .f32_act = true};
+    op.project.out = out;
     return plan_add(e->plan, &op, e->err);
 }
 
 static int emit_delta_out(const struct emit *e, uint32_t layer, struct operand mixed,
                           struct operand z) {
     const struct layer *l = &e->m->layers[layer];
-    struct op op = {
-        .kind = OP_PROJECT,
-        .layer = (int32_t)layer,
-        .role = "mix out",
-        .project =
-            {
-                .in = mixed,
-                .prologue = PROLOGUE_GATED_NORM,
-                .norm = l->head_norm,
-                .gate = z,
-                .head_width = e->m->config.value_width,
-                .gate_stride = e->m->config.value_width,
-                .eps = e->m->config.eps,
-                .n_segments = 1,
-                .segments = {{.weight = l->out}},
-                .epilogue = EPILOGUE_ADD,
-                .out = e->x,
-            },
-    };
+    struct op op =
+        project_to_residual(e, layer, "mix out", mixed, (struct segment){.weight = l->out});
+    op.project.prologue = PROLOGUE_GATED_NORM;
+    op.project.norm = l->head_norm;
+    op.project.gate = z;
+    op.project.head_width = op.project.gate_stride = e->m->config.value_width;
+    op.project.eps = e->m->config.eps;
     return plan_add(e->plan, &op, e->err);
 }
 

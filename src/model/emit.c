@@ -9,28 +9,41 @@ static uint32_t rows_of(const struct operand *o) {
     return o->n_dims ? o->dims[1] : 0;
 }
 
+struct op project_from_residual(const struct emit *e, uint32_t layer, const char *role,
+                                struct operand norm) {
+    return (struct op){
+        .kind = OP_PROJECT,
+        .layer = (int32_t)layer,
+        .role = role,
+        .project = {.in = e->x, .prologue = PROLOGUE_NORM, .norm = norm, .eps = e->m->config.eps},
+    };
+}
+
+struct op project_to_residual(const struct emit *e, uint32_t layer, const char *role,
+                              struct operand in, struct segment segment) {
+    return (struct op){
+        .kind = OP_PROJECT,
+        .layer = (int32_t)layer,
+        .role = role,
+        .project = {.in = in,
+                    .n_segments = 1,
+                    .segments = {segment},
+                    .epilogue = EPILOGUE_ADD,
+                    .out = e->x},
+    };
+}
+
 /* Norm, then q (with its gate), k and v into one row. */
 static int emit_qkv(const struct emit *e, uint32_t layer, struct operand *qkv) {
     const struct layer *l = &e->m->layers[layer];
     uint32_t q = rows_of(&l->q), k = rows_of(&l->k), v = rows_of(&l->v);
     *qkv = plan_scratch(e->plan, size_plus(size_plus(q, k), v));
-    struct op op = {
-        .kind = OP_PROJECT,
-        .layer = (int32_t)layer,
-        .role = "mix in",
-        .project =
-            {
-                .in = e->x,
-                .prologue = PROLOGUE_NORM,
-                .norm = l->norm,
-                .eps = e->m->config.eps,
-                .n_segments = 3,
-                .segments = {{.weight = l->q, .bias = l->q_bias},
-                             {.weight = l->k, .bias = l->k_bias, .column = q},
-                             {.weight = l->v, .bias = l->v_bias, .column = q + k}},
-                .out = *qkv,
-            },
-    };
+    struct op op = project_from_residual(e, layer, "mix in", l->norm);
+    op.project.n_segments = 3;
+    op.project.segments[0] = (struct segment){.weight = l->q, .bias = l->q_bias};
+    op.project.segments[1] = (struct segment){.weight = l->k, .bias = l->k_bias, .column = q};
+    op.project.segments[2] = (struct segment){.weight = l->v, .bias = l->v_bias, .column = q + k};
+    op.project.out = *qkv;
     return plan_add(e->plan, &op, e->err);
 }
 
@@ -71,24 +84,14 @@ int emit_attention(const struct emit *e, uint32_t layer, bool is_gated) {
                 .out = mixed,
             },
     };
-    struct op out = {
-        .kind = OP_PROJECT,
-        .layer = (int32_t)layer,
-        .role = "mix out",
-        .project =
-            {
-                .in = mixed,
-                .prologue = is_gated ? PROLOGUE_SIGMOID_GATE : PROLOGUE_NONE,
-                .head_width = width,
-                .gate_stride = stride,
-                .n_segments = 1,
-                .segments = {{.weight = l->o, .bias = l->o_bias}},
-                .epilogue = EPILOGUE_ADD,
-                .out = e->x,
-            },
-    };
-    if (is_gated) /* each head's gate is after its query */
+    struct op out = project_to_residual(e, layer, "mix out", mixed,
+                                        (struct segment){.weight = l->o, .bias = l->o_bias});
+    out.project.head_width = width;
+    out.project.gate_stride = stride;
+    if (is_gated) { /* each head's gate is after its query */
+        out.project.prologue = PROLOGUE_SIGMOID_GATE;
         out.project.gate = operand_columns(qkv, width, rows_of(&l->q) - width);
+    }
     status = plan_add(e->plan, &attend, e->err);
     return status ? status : plan_add(e->plan, &out, e->err);
 }
@@ -96,36 +99,14 @@ int emit_attention(const struct emit *e, uint32_t layer, bool is_gated) {
 int emit_dense(const struct emit *e, uint32_t layer) {
     const struct layer *l = &e->m->layers[layer];
     struct operand hidden = plan_scratch(e->plan, rows_of(&l->gate));
-    struct op in = {
-        .kind = OP_PROJECT,
-        .layer = (int32_t)layer,
-        .role = "ffn in",
-        .project =
-            {
-                .in = e->x,
-                .prologue = PROLOGUE_NORM,
-                .norm = l->ffn_norm,
-                .eps = e->m->config.eps,
-                .n_segments = 2,
-                .segments = {{.weight = l->gate, .bias = l->gate_bias},
-                             {.weight = l->up, .bias = l->up_bias}},
-                .epilogue = EPILOGUE_SWIGLU,
-                .out = hidden,
-            },
-    };
-    struct op out = {
-        .kind = OP_PROJECT,
-        .layer = (int32_t)layer,
-        .role = "ffn out",
-        .project =
-            {
-                .in = hidden,
-                .n_segments = 1,
-                .segments = {{.weight = l->down, .bias = l->down_bias}},
-                .epilogue = EPILOGUE_ADD,
-                .out = e->x,
-            },
-    };
+    struct op in = project_from_residual(e, layer, "ffn in", l->ffn_norm);
+    in.project.n_segments = 2;
+    in.project.segments[0] = (struct segment){.weight = l->gate, .bias = l->gate_bias};
+    in.project.segments[1] = (struct segment){.weight = l->up, .bias = l->up_bias};
+    in.project.epilogue = EPILOGUE_SWIGLU;
+    in.project.out = hidden;
+    struct op out = project_to_residual(e, layer, "ffn out", hidden,
+                                        (struct segment){.weight = l->down, .bias = l->down_bias});
     int status = plan_add(e->plan, &in, e->err);
     return status ? status : plan_add(e->plan, &out, e->err);
 }

@@ -830,14 +830,9 @@ int worker_open(struct worker **out, const struct worker_options *o, struct err 
 }
 
 void worker_stop(struct worker *w) {
-    if (!w)
+    if (!w || !w->has_thread)
         return;
-    pthread_mutex_lock(&w->lock);
-    w->is_closing = true;
-    pthread_cond_signal(&w->wakes);
-    pthread_mutex_unlock(&w->lock);
-    if (w->has_thread)
-        pthread_join(w->thread, NULL);
+    thread_stop(w->thread, &w->lock, &w->wakes, &w->is_closing);
     w->has_thread = false;
 }
 

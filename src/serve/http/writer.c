@@ -70,12 +70,8 @@ int writer_open(struct writer **out, struct err *err) {
 void writer_close(struct writer *w) {
     if (!w)
         return;
-    pthread_mutex_lock(&w->lock);
-    w->is_closing = true;
-    pthread_cond_signal(&w->wakes);
-    pthread_mutex_unlock(&w->lock);
     if (w->has_thread)
-        pthread_join(w->thread, NULL);
+        thread_stop(w->thread, &w->lock, &w->wakes, &w->is_closing);
     pthread_cond_destroy(&w->wakes);
     pthread_mutex_destroy(&w->lock);
     free(w);
