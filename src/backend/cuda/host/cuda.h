@@ -100,7 +100,7 @@ typedef int cuda_record_fn(struct recorder *r, const struct op *op);
 
 /* Where a weight is on the device. */
 struct cuda_place {
-    struct operand operand;   /* in WEIGHTS */
+    struct operand operand;   /* in WEIGHTS; the first member: places.h */
     bool is_tiled;            /* else rows as in the file */
     struct tile_format tiles; /* where it is */
     uint64_t at, bytes;       /* on the device; a plane is bytes / dims[2] */

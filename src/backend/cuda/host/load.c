@@ -11,6 +11,7 @@
 #include "backend/cuda/host/cuda.h"
 #include "backend/cuda/ops/experts.h"
 #include "backend/cuda/ops/synth.h"
+#include "backend/places.h"
 #include "base/size.h"
 
 enum { PLACE_ALIGN = 256, BUFFER_BYTES = 32 << 20, BUFFERS = 2, CHUNK_ROWS = 16 };
@@ -18,23 +19,8 @@ enum { PLACE_ALIGN = 256, BUFFER_BYTES = 32 << 20, BUFFERS = 2, CHUNK_ROWS = 16 
 /* ---- places -----------------------------------------------------------------------------------
  */
 
-static bool is_same(const struct operand *a, const struct operand *b) {
-    return a->offset == b->offset && memcmp(a->dims, b->dims, sizeof a->dims) == 0;
-}
-
-static int compare_places(const void *a, const void *b) {
-    const struct operand *x = &((const struct cuda_place *)a)->operand,
-                         *y = &((const struct cuda_place *)b)->operand;
-    return x->offset != y->offset ? (x->offset < y->offset ? -1 : 1)
-                                  : memcmp(x->dims, y->dims, sizeof x->dims);
-}
-
 const struct cuda_place *cuda_find_place(const struct backend *b, const struct operand *o) {
-    struct cuda_place key = {.operand = *o};
-    const struct cuda_place *found =
-        bsearch(&key, b->places, b->n_places, sizeof *b->places, compare_places);
-    CHECK(found);
-    return found;
+    return places_find(b->places, b->n_places, sizeof *b->places, o);
 }
 
 /* Whether a segment is expanded to F32 tiles: one that meets f32 activations, but where all are
@@ -86,18 +72,9 @@ static void add_places(struct backend *b, struct op *op) {
     }
 }
 
-/* Sorted by offset; of two for the same weight the first stays. */
+/* Of two for the same weight the first stays. */
 static void assign_places(struct backend *b) {
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < b->n_places; i++) {
-        uint32_t k = 0;
-        while (k < kept && !is_same(&b->places[k].operand, &b->places[i].operand))
-            k++;
-        if (k == kept)
-            b->places[kept++] = b->places[i];
-    }
-    b->n_places = kept;
-    qsort(b->places, b->n_places, sizeof *b->places, compare_places);
+    b->n_places = places_sort(b->places, b->n_places, sizeof *b->places);
     for (uint32_t i = 0; i < b->n_places; i++) {
         struct cuda_place *p = &b->places[i];
         p->at = b->weight_bytes;

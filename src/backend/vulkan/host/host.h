@@ -25,7 +25,7 @@ struct vulkan_region {
 
 /* Where a weight is: [at, at + bytes) of VULKAN_WEIGHTS. */
 struct vulkan_place {
-    struct operand operand;
+    struct operand operand; /* the first member: places.h */
     uint64_t at, bytes, row_bytes;
     bool is_imported, has_planes; /* VULKAN_Q6_K_PLANES */
 };

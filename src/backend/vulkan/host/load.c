@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "backend/places.h"
 #include "backend/vulkan/host/host.h"
 #include "base/size.h"
 #include "quant/random.h"
@@ -21,19 +22,8 @@ enum { PLACE_ALIGN = 256, PIECE_BYTES = 1 << 30 };
 /* ---- places -----------------------------------------------------------------------------------
  */
 
-static int compare_places(const void *a, const void *b) {
-    const struct operand *x = &((const struct vulkan_place *)a)->operand,
-                         *y = &((const struct vulkan_place *)b)->operand;
-    return x->offset != y->offset ? (x->offset < y->offset ? -1 : 1)
-                                  : memcmp(x->dims, y->dims, sizeof x->dims);
-}
-
 const struct vulkan_place *vulkan_find_place(const struct backend *b, const struct operand *o) {
-    struct vulkan_place key = {.operand = *o};
-    const struct vulkan_place *found =
-        bsearch(&key, b->places, b->n_places, sizeof *b->places, compare_places);
-    CHECK(found);
-    return found;
+    return places_find(b->places, b->n_places, sizeof *b->places, o);
 }
 
 static bool can_import(const struct backend *b, const struct vulkan_place *p, uint64_t synthetic,
@@ -94,12 +84,7 @@ int vulkan_place_weights(struct backend *b, struct plan *const *plans, uint32_t 
             b->places[b->n_places++] = place_of(b, o);
         }
     }
-    qsort(b->places, b->n_places, sizeof *b->places, compare_places);
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < b->n_places; i++)
-        if (kept == 0 || compare_places(&b->places[kept - 1], &b->places[i]) != 0)
-            b->places[kept++] = b->places[i];
-    b->n_places = kept;
+    b->n_places = places_sort(b->places, b->n_places, sizeof *b->places);
     return SLUICE_OK;
 }
 
