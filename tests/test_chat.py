@@ -408,14 +408,14 @@ def test_what_cannot_be_read_or_written():
     with open("/dev/full", "w") as full:
         p = subprocess.run(arguments(QUICK), input=b"Hi\nHi\n", stdout=full, stderr=subprocess.PIPE, env=environment())
     assert p.returncode == 1, p
-    assert p.stderr.decode().splitlines()[1:] == ["sluice: cannot write to standard output"], p.stderr
+    assert p.stderr.decode().splitlines()[1:] == ["sluice: cannot write to standard output: No space left on device"], p.stderr
     p = subprocess.Popen(arguments(("--temp", 0)), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                          stderr=subprocess.PIPE, env=environment())
     p.stdout.close()
     p.stdin.write(b"Tell me a story.\n")
     p.stdin.flush()
     assert p.wait(PATIENCE) == 1
-    assert p.stderr.read().decode().splitlines()[1:] == ["sluice: cannot write to standard output"]
+    assert p.stderr.read().decode().splitlines()[1:] == ["sluice: cannot write to standard output: Broken pipe"]
     folder = os.open("/", os.O_RDONLY)
     p = subprocess.run(arguments(QUICK), stdin=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
     assert p.returncode == 1 and b"cannot read standard input" in p.stderr, p

@@ -916,7 +916,7 @@ def test_warnings():
 def test_run_notices_a_full_device():
     with open("/dev/full", "wb") as full:
         p = subprocess.run([SLUICE, *map(str, STORY), "-n", "5"], stdout=full, stderr=subprocess.PIPE)
-    assert p.returncode == 1 and b"cannot write to standard output" in p.stderr, p.stderr
+    assert p.returncode == 1 and b"cannot write to standard output: No space left on device" in p.stderr, p.stderr
 
 
 def main():

@@ -65,9 +65,11 @@ static void print_version(void) {
 
 /* A failed write to stdout is a failure of the program. */
 static int finish(int status) {
+    bool was_lost = ferror(stdout); /* before; the reason is no longer known then */
     if (fflush(stdout) != 0 && status == 0)
-        return complain(EXIT_WORLD, "cannot write to standard output");
-    return status;
+        return say_lost();
+    return was_lost && status == 0 ? complain(EXIT_WORLD, "cannot write to standard output")
+                                   : status;
 }
 
 /* Verbs of other programs: what they are called here, or that there is none. */

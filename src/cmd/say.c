@@ -166,7 +166,11 @@ int say_text(const char *at, size_t length) {
     is_line_open = false; /* there is nothing to end it on */
     if (errno == EINTR && interrupt_asked())
         return EXIT_INTERRUPTED;
-    return complain(EXIT_WORLD, "cannot write to standard output");
+    return say_lost();
+}
+
+int say_lost(void) {
+    return complain(EXIT_WORLD, "cannot write to standard output: %s", strerror(errno));
 }
 
 void say_end_line(void) {

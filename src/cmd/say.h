@@ -38,6 +38,8 @@ void say_log(void *user, enum log_level level, const char *line);
  * when writing failed (reported), or EXIT_INTERRUPTED after a request to stop while the reader did
  * not read. */
 int say_text(const char *at, size_t length);
+/* Says, by errno, why that failed; returns EXIT_WORLD. */
+int say_lost(void);
 /* Ends the text's last line if it is open. */
 void say_end_line(void);
 

@@ -174,7 +174,7 @@ static int report(struct talk *t, const struct generate *g, const struct figures
         return 0;
     print_json_line(figures_json(figures, (struct str){t->answer.at, t->answer.len}));
     t->is_over = fflush(stdout) != 0;
-    return t->is_over ? complain(EXIT_WORLD, "cannot write to standard output") : 0;
+    return t->is_over ? say_lost() : 0;
 }
 
 static int answer(struct talk *t) {
