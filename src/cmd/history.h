@@ -1,6 +1,6 @@
 /* history.h - what was typed in earlier runs, in a file.
  *
- * One entry a line, the oldest first; a line break within an entry is written as \n, a backslash
+ * One entry per line, the oldest first; a line break within an entry is written as \n, a backslash
  * twice. The file has mode 0600 and is cut to the newest entries when it is read; a file that is
  * not text is left alone. Programs that run at the same time share it. */
 #ifndef CMD_HISTORY_H

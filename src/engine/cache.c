@@ -184,7 +184,7 @@ static bool is_cheap(const struct cache *c, uint32_t e) {
            (double)payload_bytes(c, e) * c->rates.byte_seconds;
 }
 
-/* Whether it takes longer to read a snapshot from disk than to read its tokens again, from the
+/* Whether it takes longer to read a snapshot from disk than to process its tokens again, from the
  * newest one there. Only recurrent state is large for its tokens. */
 static bool is_cheap_on_disk(const struct cache *c, uint32_t e) {
     if (!c->options.is_recurrent || c->entries[e].kind == ENTRY_BLOCK)

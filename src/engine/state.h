@@ -157,7 +157,7 @@ bool state_fetch(struct state *st, const int32_t *tokens, uint32_t n);
  * on the device to them. */
 int state_attach(struct state *st, struct host_tier *host, struct disk_tier *disk,
                  struct disk_fetch *fetch, struct err *err);
-/* Once a step, best while it runs: copies what is to be evicted next to host memory. */
+/* Once per step, best while it runs: copies what is to be evicted next to host memory. */
 void state_copy_ahead(struct state *st);
 /* Notes how long a step of so many rows took: state that is recomputed faster than copied out and
  * back is not copied. */

@@ -89,7 +89,7 @@ bool matcher_accept(struct matcher *m, int32_t token);
 /* SLUICE_OK, or why matching had to stop: SLUICE_ERR_UNSUPPORTED: the grammar is so ambiguous that
  * matching would take too long (one line names the limit); or SLUICE_ERR_MEMORY. After it masks are
  * zero and no token is accepted. Until then a mask or a token costs some 50 ms at most, and all of
- * the budget 200 ms and 2 ms a token on average. */
+ * the budget 200 ms and 2 ms per token on average. */
 int matcher_fault(const struct matcher *m, struct err *err);
 /* What the last mask or token cost, in steps of settling (threads.h). For tests. */
 uint64_t matcher_steps(const struct matcher *m);

@@ -106,7 +106,7 @@ static bool is_same(const struct operand *a, const struct operand *b) {
     return memcmp(a, b, sizeof *a) == 0;
 }
 
-/* ---- one function an op -----------------------------------------------------------------------
+/* ---- one function per op ----------------------------------------------------------------------
  */
 
 static void check_embed(struct checker *c, const struct op_embed *e) {

@@ -38,7 +38,7 @@ QUANT_FN uint32_t f32_bits(float x) {
 /* 32 values: y[i] = scale[i / 16] * q[i] - min[i / 16]. Types whose scales are for 32 values (RUN
  * 32 in types.def) have the same pair twice. */
 struct unpacked {
-    uint32_t q[8]; /* int8, four a word, the first lowest */
+    uint32_t q[8]; /* int8, four per word, the first lowest */
     float scale[2], min[2];
 };
 

@@ -10,7 +10,7 @@ struct iq2_s {
     uint8_t qs[32];    /* low eight bits of the indices */
     uint8_t signs[32]; /* of the same values, a bit each */
     uint8_t qh[8];     /* upper two bits: of index 4g + i at bit 2i of byte g */
-    uint8_t scales[8]; /* two a byte, the first low */
+    uint8_t scales[8]; /* two per byte, the first low */
 };
 static_assert(sizeof(struct iq2_s) == 82, "iq2_s is packed");
 

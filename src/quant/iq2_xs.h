@@ -8,7 +8,7 @@
 struct iq2_xs {
     uint16_t d;        /* fp16 */
     uint16_t qs[32];   /* index in the low nine bits, seven sign bits above */
-    uint8_t scales[8]; /* two a byte, the first low */
+    uint8_t scales[8]; /* two per byte, the first low */
 };
 static_assert(sizeof(struct iq2_xs) == 74, "iq2_xs is packed");
 

@@ -10,7 +10,7 @@ struct iq3_s {
     uint8_t qs[64];    /* low eight bits of the indices */
     uint8_t qh[8];     /* ninth bits: of index 8g + i at bit i of byte g */
     uint8_t signs[32]; /* a bit a value */
-    uint8_t scales[4]; /* two a byte, the first low */
+    uint8_t scales[4]; /* two per byte, the first low */
 };
 static_assert(sizeof(struct iq3_s) == 110, "iq3_s is packed");
 

@@ -8,7 +8,7 @@
 struct iq4_xs {
     uint16_t d;          /* fp16 */
     uint16_t scales_h;   /* upper two bits of scale s at bit 2s */
-    uint8_t scales_l[4]; /* low four bits, two scales a byte */
+    uint8_t scales_l[4]; /* low four bits, two scales per byte */
     uint8_t qs[128];     /* 8 x 16 bytes, each run as in iq4_nl */
 };
 static_assert(sizeof(struct iq4_xs) == 136, "iq4_xs is packed");

@@ -3,7 +3,7 @@
  *
  * A lookup is an index over one text, prompt and answer. A draft is what came after the longest and
  * newest earlier place whose tokens are the text's last three or more. How many tokens of it are
- * worth a row each is decided by a pace: how often guesses in this text were right, and how long
+ * worth a row is decided by a pace: how often guesses in this text were right, and how long
  * steps of so many rows take, both measured. Guesses that were not drafted are checked, too: so
  * drafting stops where it does not pay, and starts again where it would.
  *

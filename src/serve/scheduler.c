@@ -301,7 +301,7 @@ static uint32_t shared_tokens(const struct sched *s, const struct answer *a) {
     return n;
 }
 
-/* ---- tokens that are read for what comes out of them ------------------------------------------
+/* ---- rows of the prompt that are handed out ----------------------------------------------------
  */
 
 /* Of several answers the first processes the prompt for all. */
