@@ -323,7 +323,7 @@ static void talk_step(struct talks *t) {
             talk_collect(t, a);
 }
 
-/* The engine is closed and opened anew; what it knew is in its folder. */
+/* The engine is closed and opened again; what it knew is in its folder. */
 static void talk_restart(struct talks *t) {
     for (struct talk_answer *a = t->answers; a < t->answers + TALK_SEQS; a++)
         if (a->seq && talk_draw(t, 2))
@@ -365,7 +365,7 @@ struct talk_setup {
     uint32_t pages, snapshots, every, prefill, threads, drafts;
     uint32_t host; /* pages' and cells' worth of host memory */
     const char
-        *folder; /* and folder below it; NULL: none. Then the engine is opened anew at times */
+        *folder; /* and folder below it; NULL: none. Then the engine is opened again at times */
     uint64_t seed;
 };
 

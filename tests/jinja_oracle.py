@@ -526,7 +526,7 @@ class Grammar:
         return self.one("0 1 2 3 -1 10 7 1.5 0.1 2.0 1e3 100 1_0 0x1f".split())
 
     def fill(self, row, depth):
-        """Replaces the words in capitals by what they name, each anew."""
+        """Replaces the words in capitals by what they name, each time."""
         for word, make in (("EXPR", lambda: self.expression(depth - 1)), ("STR", self.string),
                            ("NUM", self.number), ("NAME", lambda: self.expression(0))):
             while word in row:

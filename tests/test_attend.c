@@ -261,7 +261,7 @@ TEST(attend_independent_of_queries) {
     }
 }
 
-/* What lies after the positions that are seen is not looked at; a NaN that is seen shows. */
+/* What is after the visible positions is not read; a visible NaN shows. */
 TEST(attend_sees_what_it_may) {
     const struct attend_kernel *k;
     for (size_t i = 0; (k = attend_at(i)); i++) {

@@ -814,7 +814,7 @@ def models_are_files_or_folders():
                     bad(1, f"{path}: is {kind}, expected a file", *args)
         for path, kind in (("/dev/tty", "a character device"), ("/dev/random", "a character device"), ("/proc/self/fd", "")):
             bad(1, f"{path}: is {kind}" if kind else "config.json", "run", "-m", path, "-p", "x")
-        if os.path.exists("/proc/kmsg"):  # of 0 bytes, and whoever reads it waits for the next message
+        if os.path.exists("/proc/kmsg"):  # of 0 bytes, and reading it waits for the next message
             for args in (("inspect", "/proc/kmsg"), ("run", "-m", "/proc/kmsg", "-p", "x"), ("quantize", "/proc/kmsg", f"{d}/out", "q8_0")):
                 bad(1, "/proc/kmsg: has 0 bytes" if os.geteuid() == 0 else "/proc/kmsg: ", *args)
         folder = Path(d) / "hub"

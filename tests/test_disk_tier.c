@@ -641,7 +641,7 @@ TEST(tier_disk_survives_kill) {
     free((char *)folder);
 }
 
-/* One of several that share a folder: what it finds is right, whoever wrote it. */
+/* One of several that share a folder: what it finds is right, no matter who wrote it. */
 static int share(const struct disk_options *options, uint64_t random) {
     struct rig r;
     struct list l;

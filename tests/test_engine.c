@@ -325,7 +325,7 @@ static void resume_from_file(const char *path, const int32_t *expected) {
     generate(seq, tokens, N_FIRST);
     EXPECT_INT(sluice_seq_save(seq, file), SLUICE_OK);
     rig_close(&r);
-    o = options_for(800, 3); /* another engine, in which the sequence comes to lie elsewhere */
+    o = options_for(800, 3); /* another engine, in which the sequence is in another place */
     if (!rig_open(&r, path, &o))
         return;
     open_seq(&r, 99, 300);
@@ -574,7 +574,7 @@ static double status_bytes(const char *name) {
     return 1024 * kilobytes;
 }
 
-/* From here on the peak is counted anew. */
+/* From here on the peak is counted from zero. */
 static bool forget_peak(void) {
     FILE *f = fopen("/proc/self/clear_refs", "we");
     bool is_done = f && fputs("5", f) >= 0;

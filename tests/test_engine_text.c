@@ -40,7 +40,7 @@ TEST(engine_text_ends_at_stop_strings) {
         EXPECT_INT(sluice_encode(model, cases[i].in, strlen(cases[i].in), 0, tokens, 64, &n),
                    SLUICE_OK);
         EXPECT_INT(sluice_text_open(&text, model, cases[i].stops, n_stops), SLUICE_OK);
-        for (int round = 0; round < 2; round++) { /* the end begins anew */
+        for (int round = 0; round < 2; round++) { /* the end resets it */
             bool has_stopped = false;
             used = 0;
             for (size_t k = 0; k <= n; k++) {

@@ -670,7 +670,7 @@ static void expect_same_file(const struct gguf *a, const struct gguf *b) {
     }
 }
 
-/* Writes a file anew from what was read; the payloads in two pieces each. */
+/* Writes a file again from what was read; the payloads in two pieces each. */
 static void copy_gguf(const struct gguf *from, const char *path, uint32_t alignment) {
     struct gguf_writer *w = NULL;
     struct err err = {0};
@@ -1825,7 +1825,7 @@ TEST(outfile_writes_special_files_straight) {
         unlink(node);
     }
 
-    /* A descriptor of our own is written from where it stands, be it a regular file's. */
+    /* A descriptor of our own is written from its current position, also a regular file. */
     fd = open(path, O_RDWR | O_CREAT, 0600);
     EXPECT(write(fd, "ab", 2) == 2);
     snprintf(name, sizeof name, "/dev/fd/%d", fd);
@@ -1906,7 +1906,7 @@ TEST(outfile_abandons_all) {
     EXPECT(outfile_commit(&outs[1], &err) == SLUICE_ERR_IO);
     outfile_abort(&outs[2]);
     fresh_folder(folder, "abandoned");
-    write_out(paths[0], "again"); /* whoever goes on can write */
+    write_out(paths[0], "again"); /* later files can be written */
     expect_content(paths[0], "again");
     unlink(paths[0]);
     EXPECT(rmdir(folder) == 0);

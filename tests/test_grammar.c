@@ -459,7 +459,7 @@ TEST(grammar_doubling_rules_cost_little) {
     token_texts_close(t);
 }
 
-/* What can be read in many ways, and takes few steps all the same. */
+/* What can be read in many ways, and still takes few steps. */
 TEST(grammar_ambiguity_costs_little) {
     static const struct {
         const char *grammar, *text;
@@ -511,7 +511,7 @@ TEST(grammar_large_classes_cost_little) {
     token_texts_close(t);
 }
 
-/* What takes too many steps all the same ends with one line that names the limit, at the beginning
+/* What still takes too many steps ends with one line that names the limit, at the beginning
  * or on the way; other answers go on. */
 TEST(grammar_faults_are_named) {
     static const struct {

@@ -288,7 +288,7 @@ TEST(kernels_independent_of_rows) {
     }
 }
 
-/* Strides wider than the rows: what lies between is not written. */
+/* Strides wider than the rows: what is between is not written. */
 TEST(kernels_keep_to_their_columns) {
     enum { ROWS = 9, K = 256, N = 37, STRIDE = 64 };
     FOR_EACH_KERNEL(k) {

@@ -104,7 +104,7 @@ TEST(lookup_pace_drafts_what_pays) {
         EXPECT_INT(pace_choose(&p, &step, &l), 0);
         EXPECT_INT(step.rows, 1);
     }
-    EXPECT_INT(pace_choose(&p, &step, &l), 3); /* tried all the same, seldom */
+    EXPECT_INT(pace_choose(&p, &step, &l), 3); /* tried anyway, seldom */
 }
 
 /* Guesses are learnt from whether or not they were drafted. */

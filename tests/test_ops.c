@@ -168,7 +168,7 @@ static void delta_finish(struct delta_rig *r) {
     struct operand out = r->plan->ops[1].delta.out;
     r->plan->n_taps = 1;
     r->plan->tap_width = width;
-    /* Taps lie at the end of IO of this plan. */
+    /* Taps are at the end of IO of this plan. */
     r->plan->io.taps = r->plan->bytes[REGION_IO];
     r->plan->bytes[REGION_IO] += width * 4;
     struct op tap = {.kind = OP_TAP, .role = "tap"};

@@ -49,7 +49,7 @@ TEST(plan_is_the_same_twice) {
     model_close(again);
 }
 
-/* All row buckets must agree on where STATE and WEIGHTS lie. */
+/* All row buckets must agree on where STATE and WEIGHTS are. */
 TEST(plan_buckets_share_state_and_weights) {
     struct model *m = open_model(SHIPPED);
     struct plan *one = plan_of(m, 1), *many = plan_of(m, 64);
@@ -71,7 +71,7 @@ static bool overlap(const struct operand *a, const struct operand *b) {
     return a->offset < b->offset + operand_bytes(b) && b->offset < a->offset + operand_bytes(a);
 }
 
-/* What an op writes must not lie where another operand of it, or a value still needed, lies. */
+/* What an op writes must not overlap another operand of it, or a value still needed. */
 TEST(plan_scratch_never_meets_what_is_alive) {
     struct model *m = open_model(SHIPPED);
     struct plan *plan = plan_of(m, 16);
@@ -140,7 +140,7 @@ TEST(plan_act_group_of_types) {
     }
 }
 
-/* Segments that must meet f32 do not count, nor do those after the last. */
+/* Segments with f32_act do not count, nor do those after the last. */
 TEST(plan_act_group_of_f32_segments) {
     struct op op = {.kind = OP_PROJECT, .project = {.n_segments = 2}};
     struct segment *s = op.project.segments;
@@ -151,7 +151,7 @@ TEST(plan_act_group_of_f32_segments) {
     s[1].f32_act = 1;
     EXPECT_INT(op_act_group(&op), 128);
     s[0].f32_act = 1;
-    EXPECT_INT(op_act_group(&op), 32); /* nothing meets int8 */
+    EXPECT_INT(op_act_group(&op), 32); /* nothing is multiplied with int8 */
     s[1].f32_act = 0;
     EXPECT_INT(op_act_group(&op), 32);
     s[2].weight = matrix_of(DT_Q4_K);

@@ -63,7 +63,7 @@ static float abyss(int i)        { return i % 32 < 31 ? FLT_MAX : 1e-45f; }
 static float mixed_sizes(int i)  { return i / 32 % 2 ? 1e-35f * gaussian() : 1e30f * gaussian(); }
 /* clang-format on */
 
-/* The `is_ordinary` ones lie within what every type can express, so errors are bounded. */
+/* The `is_ordinary` ones are within what every type can express, so errors are bounded. */
 static const struct shape {
     const char *name;
     float (*at)(int i);
@@ -375,7 +375,7 @@ TEST(quant_hex_golden_blocks) {
 
 /* ---- the formulas once more ------------------------------------------------------------------ */
 
-/* Compares one block, lying at an odd address, with the formulas. */
+/* Compares one block, at an odd address, with the formulas. */
 static void expect_decoded(enum dtype type, const uint8_t *block) {
     const struct dtype_info *info = dtype_info(type);
     uint8_t odd[293] __attribute__((aligned(16)));
@@ -605,7 +605,7 @@ TEST(quant_grid_values_come_back) {
     };
     for (int k = 0; k < COUNT(grids); k++) {
         int span = grids[k].high - grids[k].low + 1;
-        for (int i = 0; i < N; i++) /* the ends in every 16, what lies between scattered */
+        for (int i = 0; i < N; i++) /* the ends in every 16, the rest scattered */
             x[i] = 0.25f * (float)(i % 16 == 0   ? grids[k].low
                                    : i % 16 == 7 ? grids[k].high
                                                  : grids[k].low + i * 37 % span);

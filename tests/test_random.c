@@ -1,5 +1,5 @@
 /* test_random.c - models of random shapes and types through the engine: the same numbers wherever
- * tensors lie in a file, and in every mode. */
+ * tensors are in a file, and in every mode. */
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -72,7 +72,7 @@ static bool write_model(const struct random_model *m, const char *path) {
     return err.code == 0;
 }
 
-/* ---- where tensors lie ------------------------------------------------------------------------
+/* ---- where tensors are ------------------------------------------------------------------------
  */
 
 static void expect_same_logits(const char *a, const char *b, bool exact, uint32_t rows) {

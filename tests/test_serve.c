@@ -939,7 +939,7 @@ static bool check_token(void *user, const struct sched_token *t) {
     return note_token(user, t);
 }
 
-/* With bursts beside them and before them, and preempted for want of pages. */
+/* With bursts beside them and before them, and preempted for lack of pages. */
 TEST(serve_answers_obey_their_masks) {
     for (int kind = 0; kind < 4; kind++) {
         struct rig r;

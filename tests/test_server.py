@@ -1935,7 +1935,7 @@ def test_requests_whose_length_is_not_clear():
 
 def test_queries_that_are_too_long():
     with own() as s:
-        with contextlib.closing(s.connect()) as c:  # whoever sends it hears why, and may go on
+        with contextlib.closing(s.connect()) as c:  # the sender is told why, and may continue
             for query, status in (("a=1&" * 40, 200), ("a=1&" * 500, 414), ("&" * 5000, 414), ("a" * 10_000, 200), ("a=%41&" * 3000, 414),
                                   ("&".join(["a" * 440] * 64), 414), ("a=" + "b" * 20_000, 414), ("limit=1", 200)):
                 c.request("GET", f"/health?{query}")
@@ -1954,7 +1954,7 @@ def test_bodies_that_are_too_long():
     with own("--max-body", "1M", "--api-key", "k") as s:
         headers = {"Authorization": "Bearer k"}
         body = json.dumps({"messages": FOX, "user": "x" * 3_000_000}).encode()
-        with contextlib.closing(s.connect()) as c:  # whoever sends it hears why, and may go on
+        with contextlib.closing(s.connect()) as c:  # the sender is told why, and may continue
             for path, given, status in ((CHAT, headers, 413), ("/v1/messages", headers, 413), (CHAT, {}, 401), ("/nothing", headers, 404), ("/health", headers, 405)):
                 c.request("POST", path, body, given)
                 r = c.getresponse()

@@ -66,7 +66,7 @@ struct weights {
     uint8_t *at;
     uint32_t k, n;
     uint64_t bytes;      /* as the kernel reads them */
-    uint64_t file_bytes; /* as they lie in the file */
+    uint64_t file_bytes; /* as they are in the file */
 };
 
 /* Tiles made once and repeated: N rows of a packed (or file) matrix of at least `mib`. */

@@ -8,7 +8,7 @@
  *   linear    reads of 14 MB next to each other, as many as fill the footprint
  *   strided   128 reads of 14 MB (or 8 of 400 MB) spread over the footprint
  *   step      40 layers of a mixture of experts (14.2 and 4.8 MB of dense weights, 18 and 9
- *             matrices of experts chosen anew in every step) and an LM head, with the dense weights
+ *             matrices of experts chosen in every step) and an LM head, with the dense weights
  *             between the experts' or together, and an expert's matrices apart or together */
 #include "common.cuh"
 

@@ -1,7 +1,7 @@
 /* stage.cu - what a stage of a step costs beside its bytes, and what would fusing two of them save?
  *
  * A stage stands for a product of one row: 132 blocks copy some K blocks of weights to shared
- * memory, wait for the stage before, read its vector (k floats), meet at a barrier, go through
+ * memory, wait for the stage before, read its vector (k floats), sync at a barrier, go through
  * their K blocks (loads and a few instructions, no product), and store their share of n results.
  *
  * Chains of stages, one kernel each, with programmatic edges: by launch shape, by what they do, and

@@ -43,7 +43,7 @@ void filemap_forget_at(const struct filemap *map);
 /* The path of the mapped file that an address belongs to, NULL: none. Async-signal-safe. */
 const char *filemap_at(const void *address);
 
-/* Whether the path names this very file, be it by a symlink or a hard link. */
+/* Whether the path names this very file, also through a symlink or a hard link. */
 bool filemap_is(const struct filemap *map, const char *path);
 
 /* Refuses a path that is to be written and names one of these files, which are being read. */

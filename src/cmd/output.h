@@ -6,7 +6,7 @@
 
 /* The path to open for a word of the command line: "-" is standard output. */
 const char *output_path(const char *word);
-/* Whether that is standard output, be it called "-" or /dev/stdout. */
+/* Whether that is standard output, as "-" or /dev/stdout. */
 bool output_is_stdout(const char *word);
 
 /* Call it before writing, print it afterwards: ", overwrote a file of 17.4 MB"; "": there was none.

@@ -871,7 +871,7 @@ void disk_tier_free(struct disk_tier *d, uint32_t object) {
     pthread_mutex_unlock(&d->lock);
 }
 
-/* ---- for whoever watches ----------------------------------------------------------------------
+/* ---- for observers ----------------------------------------------------------------------------
  */
 
 void disk_tier_flush(struct disk_tier *d) {

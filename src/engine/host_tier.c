@@ -2,7 +2,7 @@
  *
  * (1) A unit is on the free list or in the chain of exactly one object.
  * (2) An object's chain has as many units as its bytes need and does not change while it lives: so
- *     whoever has it pinned walks it without the lock.
+ *     a holder of a pin walks it without the lock.
  * (3) An object that was freed lives on while it is pinned, and no longer.
  * (4) A job pins its object, and so does another thread that is to fill one. Jobs are done in
  *     order; the thread holds the lock for tables alone.

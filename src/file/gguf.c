@@ -5,7 +5,7 @@
  * (2) A count is compared with the bytes left before anything is allocated by it, and the arena has
  *     a limit that grows with the file: METADATA_FACTOR covers the worst a record can cost.
  * (3) Nothing recurses on what a file says, and no product of its values goes unchecked.
- * (4) Parsing names no path in its errors; whoever knows the path puts it in front, once. */
+ * (4) Parsing names no path in its errors; the caller that knows the path puts it in front. */
 #include "file/gguf.h"
 
 #include <inttypes.h>

@@ -2,7 +2,7 @@
  *
  * In: a path (or bytes, for tests).  Out: keys and tensors that point into the mapping.
  * (1) Everything a struct gguf returns is inside the mapping or its arena, checked at open:
- *     whoever holds one never checks bounds again.
+ *     its users never check bounds again.
  * (2) Names of keys and tensors are valid UTF-8 without NUL and unique; string values may hold any
  *     byte, as the tokens of a vocabulary do.
  * (3) A split model (PREFIX-00001-of-000NN.gguf) is opened by its first part and looks like one

@@ -287,9 +287,9 @@ static uint64_t find_place(const struct buffer *buffers, uint32_t n) {
         for (uint32_t i = 0; i < n; i++) {
             const struct buffer *b = &buffers[i];
             bool lives = b->is_used && b->first <= buffers[n].last && buffers[n].first <= b->last;
-            bool meets =
+            bool overlaps =
                 b->offset < size_plus(at, buffers[n].bytes) && at < size_plus(b->offset, b->bytes);
-            if (!lives || !meets)
+            if (!lives || !overlaps)
                 continue;
             at = size_aligned(size_plus(b->offset, b->bytes), SCRATCH_ALIGN);
             has_moved = at != UINT64_MAX;

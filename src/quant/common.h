@@ -21,7 +21,7 @@
 #define QUANT_FN static inline
 #endif
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "blocks are read as they lie in the file");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "blocks are read as they are in the file");
 
 QUANT_FN float f32_from_bits(uint32_t bits) {
     float x;

@@ -1,7 +1,7 @@
 /* random.h - random blocks of a type, for models whose values are of no matter: mean 0, standard
  * deviation about 0.02, as trained weights have.
  *
- * A block is a function of its number alone, whoever makes it: the same bits on host and device. */
+ * A block is a function of its number alone: the same bits on host and device. */
 #ifndef QUANT_RANDOM_H
 #define QUANT_RANDOM_H
 

@@ -322,7 +322,7 @@ TEST(cuda_delta_logs) {
         for (uint32_t step = 0; is_open && step < STEPS; step++) {
             struct run runs[SLOTS];
             uint32_t n = step % 5 == 3 ? 7 : SLOTS - 1, row = 0;
-            for (uint32_t k = 0; k < n; k++) { /* the last slot is nobody's */
+            for (uint32_t k = 0; k < n; k++) { /* the last slot is unused */
                 uint32_t slot = (k + step / 4) % (SLOTS - 1);
                 runs[k] = (struct run){slot, at[slot], n == 7 && k == 3 && step % 2 ? 4 : 1};
                 at[slot] += runs[k].n_rows;

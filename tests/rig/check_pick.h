@@ -78,7 +78,7 @@ static inline void fill_mask(struct rig *r, uint8_t *io, uint32_t i, uint64_t st
     mask[step % 30] |= 1u << i % 32;
 }
 
-/* Rows of which some steps ask for nothing: their tokens are counted all the same. */
+/* Rows of which some steps ask for nothing: their tokens are counted anyway. */
 static inline uint32_t outputs_of(uint32_t n, uint64_t step) {
     return step % 5 == 4 ? 0 : n;
 }

@@ -20,7 +20,7 @@ struct project_case {
     uint32_t n[MAX_SEGMENTS];
     enum dtype types[MAX_SEGMENTS];
     uint32_t n_segments;
-    bool f32_last; /* the last segment meets f32 activations */
+    bool f32_last; /* the last segment is multiplied with f32 activations */
     bool has_bias;
     enum prologue prologue;
     enum epilogue epilogue;

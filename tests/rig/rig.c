@@ -48,7 +48,7 @@ static void random_blocks(struct rig *r, enum dtype type, uint8_t *to, uint64_t 
         uint64_t bits = rig_bits(r);
         memcpy(to + i, &bits, 8);
     }
-    if (!format_of(type)) /* F64: whoever asked fills it */
+    if (!format_of(type)) /* F64: the caller fills it */
         return;
     for (uint64_t at = 0; at < bytes; at += info->block_bytes) {
         float y[256], most = 0;
@@ -106,7 +106,7 @@ void rig_tap(struct rig *r, uint32_t number, struct operand x) {
     rig_add(r, &op);
 }
 
-/* A device that nobody has open is started anew each time, which takes longer than a test. */
+/* A device that nobody has open is started again each time, which takes longer than a test. */
 static void keep_device(void) {
     static struct backend *kept;
     struct backend_options how = {0};

@@ -5,7 +5,7 @@
 
 /* How far logits may be from the CPU's, in units of their spread (standard deviation over the
  * vocabulary): the largest difference of a position, of which the median over positions is taken.
- * Both backends quantize activations to int8; a value that lies on the edge between two quants may
+ * Both backends quantize activations to int8; a value on the edge between two quants may
  * fall to either side, and layers carry that on like noise. The CPU's own instruction sets, which
  * differ in the order of f32 sums alone, are 0.09 apart on the story model fed with random tokens
  * (worst position 0.37), default and exact mode 0.14 (0.61). A wrong kernel is off by 3. */
@@ -710,8 +710,8 @@ static void check_chunks(const char *path, const char *kv_type) {
     free(expected);
 }
 
-/* However a prompt is cut into steps, and whoever shares them: the same bits of the logits after it
- * and of the state, and so of all that follows. */
+/* However a prompt is cut into steps, and whatever else is in them: the same bits of the logits
+ * after it and of the state, and so of all that follows. */
 TEST(device_same_bits_in_any_chunks) {
     check_chunks(test_data("reference/qwen35-dense-k/model-q4_k_m.gguf"), "q8_0");
     if (rig_is_slow())

@@ -255,7 +255,7 @@ TEST(stages_that_do_not_end_are_an_error) {
     sluice_model_close(model);
 }
 
-/* Records the step anew, such that its stages do not see those before them end. */
+/* Records the step again, such that its stages do not see those before them end. */
 static void break_step(struct backend *b, struct vulkan_recording *r) {
     const VkCommandBufferAllocateInfo info = {
         .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,

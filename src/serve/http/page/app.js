@@ -125,7 +125,7 @@ function headers() {
   return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
 }
 
-let asking = null; // the key is asked for once, whoever needs it
+let asking = null; // the key is asked for once
 function askKey(hint) {
   asking ||= new Promise((resolve) => {
     const finish = (value) => { asking = null; $("key-dialog").close(); resolve(value); };
