@@ -1,7 +1,9 @@
 /* arena.h - memory with one lifetime.
  *
  * Blocks come from an arena and are freed together with it. A limit keeps a hostile file from
- * taking more memory than its reader allows. */
+ * taking more memory than its reader allows.
+ *
+ * An arena is used by one thread at a time. */
 #ifndef BASE_ARENA_H
 #define BASE_ARENA_H
 

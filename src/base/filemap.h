@@ -1,4 +1,6 @@
-/* filemap.h - a whole file as read-only memory. */
+/* filemap.h - a whole file as read-only memory.
+ *
+ * An open map is read-only and may be read by any thread. Whoever opens it closes it. */
 #ifndef BASE_FILEMAP_H
 #define BASE_FILEMAP_H
 

@@ -7,7 +7,9 @@
  * (2) Symlinks are followed: the file they lead to is replaced, the links stay. An existing file's
  *     permissions are kept.
  * (3) FIFOs and devices are written directly, and so is a descriptor of our own (/dev/stdout,
- *     /dev/fd/N). A FIFO without a reader is an error. */
+ *     /dev/fd/N). A FIFO without a reader is an error.
+ *
+ * A file is used by one thread at a time; it owns copies of its paths. */
 #ifndef BASE_OUTFILE_H
 #define BASE_OUTFILE_H
 

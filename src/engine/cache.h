@@ -8,7 +8,10 @@
  * from anywhere; their snapshots are the tails of closed sequences.
  *
  * What is evicted from the device goes to host memory, if there is such a tier, and from there to
- * disk. The tree is the only index of all three. */
+ * disk. The tree is the only index of all three.
+ *
+ * Part of the engine: used by its thread alone. Tables come from the engine's arena; pages and
+ * tiers are borrowed. Nothing is allocated after cache_init. */
 #ifndef ENGINE_CACHE_H
 #define ENGINE_CACHE_H
 

@@ -1,4 +1,6 @@
-/* pages.h - the pages of the KV cache: who has them, and who may write to them. */
+/* pages.h - the pages of the KV cache: who has them, and who may write to them.
+ *
+ * Part of the engine: used by its thread alone. Tables come from the engine's arena. */
 #ifndef ENGINE_PAGES_H
 #define ENGINE_PAGES_H
 

@@ -1,4 +1,8 @@
-/* state.h - the memory of sequences: slots, pages of the KV cache, recurrent state, snapshots. */
+/* state.h - the memory of sequences: slots, pages of the KV cache, recurrent state, snapshots.
+ *
+ * Part of the engine: used by its thread alone, but for copies of the host tier's thread
+ * (`moves_beside`). Tables come from the engine's arena; backend and tiers are borrowed. Nothing
+ * is allocated after state_init. */
 #ifndef ENGINE_STATE_H
 #define ENGINE_STATE_H
 

@@ -2,7 +2,9 @@
  *
  * config.json and the safetensors must be there; generation_config.json, tokenizer.json,
  * tokenizer_config.json and chat_template.jinja may. What names and values mean is up to the
- * modules model and text. */
+ * modules model and text.
+ *
+ * Read-only once open, and may be shared by threads. What it returns is borrowed from it. */
 #ifndef FILE_FOLDER_H
 #define FILE_FOLDER_H
 

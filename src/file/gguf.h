@@ -6,7 +6,9 @@
  * (2) Names of keys and tensors are valid UTF-8 without NUL and unique; string values may hold any
  *     byte, as the tokens of a vocabulary do.
  * (3) A split model (PREFIX-00001-of-000NN.gguf) is opened by its first part and looks like one
- *     file; its keys are those of the first part. */
+ *     file; its keys are those of the first part.
+ *
+ * Read-only once open, and may be shared by threads. Whoever opens it closes it. */
 #ifndef FILE_GGUF_H
 #define FILE_GGUF_H
 

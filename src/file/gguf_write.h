@@ -2,7 +2,10 @@
  *
  * Keys and tensor descriptions first, then the payloads in the same order as described, streamed,
  * so that a model need never be in memory. The file appears under its name only when closed
- * without error. */
+ * without error.
+ *
+ * A writer is used by one thread at a time. It copies keys, names and values; payloads are
+ * borrowed during the call. */
 #ifndef FILE_GGUF_WRITE_H
 #define FILE_GGUF_WRITE_H
 

@@ -1,4 +1,6 @@
-/* safetensors.h - safetensors files, single or sharded, read in place. */
+/* safetensors.h - safetensors files, single or sharded, read in place.
+ *
+ * Read-only once open, and may be shared by threads. Names and tensors are borrowed from it. */
 #ifndef FILE_SAFETENSORS_H
 #define FILE_SAFETENSORS_H
 

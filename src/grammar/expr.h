@@ -2,7 +2,9 @@
  * are read into.
  *
  * All of it lives in the builder's arena. Results need not be checked: if memory or the limit ran
- * out the builder notes it, and compiling fails. */
+ * out the builder notes it, and compiling fails.
+ *
+ * A builder is used by one thread. */
 #ifndef GRAMMAR_EXPR_H
 #define GRAMMAR_EXPR_H
 

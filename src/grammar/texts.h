@@ -1,4 +1,6 @@
-/* texts.h - the texts of a vocabulary as a trie, laid out in the order in which it is walked. */
+/* texts.h - the texts of a vocabulary as a trie, laid out in the order in which it is walked.
+ *
+ * Read-only once made, and may be shared by threads. */
 #ifndef GRAMMAR_TEXTS_H
 #define GRAMMAR_TEXTS_H
 

@@ -4,7 +4,9 @@
  * minus one, experts fused or one by one. This maps them to GGUF's, which Sluice uses; the names
  * are in each architecture's file. In: an open folder.  Out: the keys and tensors that a GGUF file
  * of that model has, the tensors' rows on demand, so that a model need never be in memory. A hub
- * borrows its folder. */
+ * borrows its folder.
+ *
+ * Read-only once open: several threads may read rows. */
 #ifndef MODEL_HUB_H
 #define MODEL_HUB_H
 

@@ -5,7 +5,9 @@
  * text, as weights for quantizers. Experts are counted separately.
  *
  * Two kinds of files: GGUF (general.type "imatrix"; NAME.in_sum2 (n, width) and NAME.counts (n)),
- * which is read and written, and the older binary one, which is read. */
+ * which is read and written, and the older binary one, which is read.
+ *
+ * Read-only once open, and may be shared by threads. */
 #ifndef MODEL_IMATRIX_H
 #define MODEL_IMATRIX_H
 

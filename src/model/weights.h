@@ -4,7 +4,9 @@
  * that no file has (vectors as f32, gathered experts, rotary frequencies). Offsets are known before
  * anything is mapped and are the same in every run.
  * (1) Files begin at multiples of WEIGHTS_PAGE, the tail's tensors at multiples of 64.
- * (2) Nothing is written after weights_map, but for synthetic weights by model.c. */
+ * (2) Nothing is written after weights_map, but for synthetic weights by model.c.
+ *
+ * Made and mapped by one thread; read by any after that. */
 #ifndef MODEL_WEIGHTS_H
 #define MODEL_WEIGHTS_H
 

@@ -2,7 +2,10 @@
  *
  * A model adds ops one after the other; each is checked against its operands' shapes and types and
  * refused with a message naming op and operand. Scratch operands get their place in plan_finish:
- * two share memory if they are never alive at the same time. */
+ * two share memory if they are never alive at the same time.
+ *
+ * A plan is built by one thread. After plan_finish it is read-only and may be shared; it owns its
+ * ops and is freed by plan_free. */
 #ifndef PLAN_BUILD_H
 #define PLAN_BUILD_H
 

@@ -2,7 +2,10 @@
  *
  * (1) All pieces of a kind together are what `content`, `reasoning` and `calls` hold at the end.
  * (2) Reasoning is the text between <think> and </think> at the answer's beginning, without the
- *     white space around it; tool calls are only looked for after it. */
+ *     white space around it; tool calls are only looked for after it.
+ *
+ * An answer is used by one thread at a time; in the server the writer's, once it is open. It owns
+ * its texts and tokens; model and ask are borrowed. */
 #ifndef SERVE_ANSWER_H
 #define SERVE_ANSWER_H
 

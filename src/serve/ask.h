@@ -1,6 +1,9 @@
 /* ask.h - what a client asks for, in whichever API, and the tokens of its prompt.
  *
- * Each API fills a struct ask from its own JSON; from there on all are treated alike. */
+ * Each API fills a struct ask from its own JSON; from there on all are treated alike.
+ *
+ * An ask belongs to its exchange and is used by one thread at a time. A struct ask_model is
+ * read-only and shared. */
 #ifndef SERVE_ASK_H
 #define SERVE_ASK_H
 

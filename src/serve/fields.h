@@ -1,7 +1,9 @@
 /* fields.h - the members of a request's JSON object, each with the type it must have.
  *
  * A member that is missing, or null, leaves the value unchanged. An error names it: "temperature is
- * a string, expected a number from 0 to 2". */
+ * a string, expected a number from 0 to 2".
+ *
+ * Used by one thread at a time; the JSON is borrowed. */
 #ifndef SERVE_FIELDS_H
 #define SERVE_FIELDS_H
 

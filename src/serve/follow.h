@@ -2,7 +2,9 @@
  * constrained.
  *
  * In: every token of the answer, in order. Out: the mask of the next token, and whether there may
- * be one. The worker and the verbs that generate text use it alike. */
+ * be one. The worker and the verbs that generate text use it alike.
+ *
+ * Used by one thread at a time; the format is shared with others (formats.h). */
 #ifndef SERVE_FOLLOW_H
 #define SERVE_FOLLOW_H
 

@@ -7,7 +7,9 @@
  * steps of so many rows take, both measured. Guesses that were not drafted are checked, too: so
  * drafting stops where it does not pay, and starts again where it would.
  *
- * Nothing is allocated: the caller provides a lookup's memory. */
+ * Nothing is allocated: the caller provides a lookup's memory.
+ *
+ * A lookup and a pace are used by one thread at a time. */
 #ifndef SERVE_LOOKUP_H
 #define SERVE_LOOKUP_H
 

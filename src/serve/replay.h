@@ -3,7 +3,9 @@
  * A client sends its whole conversation with every turn, and a template may render an answer in
  * other tokens than were sampled (thinking left out, calls rewritten): then nothing after that
  * place would be found in the engine's cache. So the tokens of a conversation up to the end of each
- * answer are kept in a store, found by the hash of its messages. */
+ * answer are kept in a store, found by the hash of its messages.
+ *
+ * Any thread: the store has a lock. */
 #ifndef SERVE_REPLAY_H
 #define SERVE_REPLAY_H
 

@@ -9,7 +9,9 @@
  *
  * (1) What looks like a call but is not comes out as text, byte for byte; only white space around
  *     calls is dropped.
- * (2) What comes out does not depend on how the text was cut. */
+ * (2) What comes out does not depend on how the text was cut.
+ *
+ * A parser is used by one thread at a time; the callback runs inside its calls. */
 #ifndef SERVE_TOOL_CALLS_H
 #define SERVE_TOOL_CALLS_H
 

@@ -1,4 +1,6 @@
-/* bpe.h - byte-level BPE: words to tokens by a list of merges. */
+/* bpe.h - byte-level BPE: words to tokens by a list of merges.
+ *
+ * Tables are read-only once built, and shared by threads; a scratch belongs to one. */
 #ifndef TEXT_BPE_H
 #define TEXT_BPE_H
 

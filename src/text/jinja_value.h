@@ -5,7 +5,9 @@
  * (2) Strings are valid UTF-8, and are measured and cut in characters.
  * (3) Nothing is changed once made, but namespaces, loops and the position of generators; so only
  *     a namespace can hold itself, and whatever walks values counts its depth.
- * (4) Functions that return bool return false after setting the rendering's error. */
+ * (4) Functions that return bool return false after setting the rendering's error.
+ *
+ * A rendering is used by one thread. */
 #ifndef TEXT_JINJA_VALUE_H
 #define TEXT_JINJA_VALUE_H
 

@@ -1,5 +1,8 @@
 /* special.h - special tokens, control and user-defined: found in the text before it is cut into
- * words. */
+ * words.
+ *
+ * A trie is read-only once its tokens are added, and may be shared by threads; a scan belongs to
+ * one. */
 #ifndef TEXT_SPECIAL_H
 #define TEXT_SPECIAL_H
 

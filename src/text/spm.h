@@ -1,4 +1,6 @@
-/* spm.h - SentencePiece BPE: characters to pieces by score, bytes for unknown characters. */
+/* spm.h - SentencePiece BPE: characters to pieces by score, bytes for unknown characters.
+ *
+ * Tables are read-only once built, and shared by threads; a merger belongs to one. */
 #ifndef TEXT_SPM_H
 #define TEXT_SPM_H
 

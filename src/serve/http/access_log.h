@@ -1,4 +1,6 @@
-/* access_log.h - one line of JSON per response. Without prompts unless asked for. */
+/* access_log.h - one line of JSON per response. Without prompts unless asked for.
+ *
+ * Any thread. */
 #ifndef SERVE_HTTP_ACCESS_LOG_H
 #define SERVE_HTTP_ACCESS_LOG_H
 
