@@ -723,35 +723,6 @@ extern "C" __global__ void __maxnreg__(56)
 /* ---- partial sums of stream-K, added and quantized --------------------------------------------
  */
 
-/* Sums of a lane's four values, in the order of combine_partials. */
-static __device__ __forceinline__ float4 add_partials(const struct gemm_finish_params &p,
-                                                      const float4 *from, uint32_t pitch) {
-    constexpr uint32_t BATCH = 9;
-    float4 sum = {}, split_sum = {};
-    uint32_t left = 0, split = 0;
-#pragma unroll 1
-    for (uint32_t first = 0; first < p.kblocks; first += BATCH) {
-        float4 v[BATCH];
-#pragma unroll
-        for (uint32_t i = 0; i < BATCH; i++)
-            v[i] = __ldcg(from + min(first + i, p.kblocks - 1) * pitch);
-#pragma unroll
-        for (uint32_t i = 0; i < BATCH; i++) {
-            if (first + i >= p.kblocks)
-                break;
-            if (left == 0) {
-                left = p.split_kblocks + (split++ < p.split_extra);
-                split_sum = {};
-            }
-            left--;
-            split_sum = add4(split_sum, v[i]);
-            if (left == 0)
-                sum = add4(sum, split_sum);
-        }
-    }
-    return sum;
-}
-
 /* A warp adds an M16 tile's partial sums for 8 rows: finish_rows. */
 extern "C" __global__ void __maxnreg__(96)
     project_gemm_finish(const __grid_constant__ struct gemm_finish_params p) {
@@ -761,7 +732,7 @@ extern "C" __global__ void __maxnreg__(96)
     const float4 *from = (const float4 *)p.partials +
                          ((uint64_t)tile * p.kblocks * p.warp_n8 + n8 % p.warp_n8) * 32 + lane;
     finish_rows(
-        p, [&] { return add_partials(p, from, p.warp_n8 * 32); },
+        p, [&] { return add_parts_in_order(from, p.warp_n8 * 32, p.kblocks, p.split_ends); },
         [&](uint32_t row, uint32_t at, const struct col8 &v, float square) {
             struct gemm_qact_row to = {p.qacts, row};
             store_col8<IS_INT8>(p.in, p.in.prologue, to, at, v, square, row_squares(to.q, row));

@@ -81,44 +81,6 @@ extern "C" __global__ void __maxnreg__(56)
 /* ---- after a product that leaves its parts ---------------------------------------------------
  */
 
-/* Bit i: a K split ends with part i. */
-static __device__ __forceinline__ uint64_t find_split_ends(const struct wide_finish_params &p) {
-    const struct project_segment &s = p.segment;
-    uint64_t ends = 0;
-    if (p.parts == s.splits)
-        return ~(uint64_t)0;
-#pragma unroll 1
-    for (uint32_t split = 0; split < s.splits; split++)
-        ends |= (uint64_t)1 << (task_first_kblock(s, split + 1) - 1);
-    return ends;
-}
-
-/* A thread's sums of a tile's parts in their order, K blocks of a split, then splits. */
-static __device__ __forceinline__ float4 add_wide_parts(const struct wide_finish_params &p,
-                                                        const float4 *from, uint64_t step,
-                                                        uint64_t ends) {
-    constexpr uint32_t BATCH = 9; /* loads in flight: ffn out of a 4B has nine parts */
-    float4 all = make_float4(0, 0, 0, 0), sum = all;
-#pragma unroll 1
-    for (uint32_t first = 0; first < p.parts; first += BATCH, ends >>= BATCH) {
-        float4 v[BATCH];
-#pragma unroll
-        for (uint32_t i = 0; i < BATCH; i++, from += step)
-            if (first + i < p.parts)
-                v[i] = __ldcg(from);
-#pragma unroll
-        for (uint32_t i = 0; i < BATCH; i++) {
-            if (first + i < p.parts)
-                sum = add4(sum, v[i]);
-            if (first + i < p.parts && (uint32_t)ends >> i & 1) {
-                all = add4(all, sum);
-                sum = make_float4(0, 0, 0, 0);
-            }
-        }
-    }
-    return all;
-}
-
 /* A thread adds what a thread of project_wide has of 8 rows: finish_rows. */
 extern "C" __global__ void __maxnreg__(96)
     project_wide_finish(const __grid_constant__ struct wide_finish_params p) {
@@ -127,9 +89,8 @@ extern "C" __global__ void __maxnreg__(96)
     uint64_t part = (uint64_t)per_tile * (WIDE_N * 2);
     const float4 *from = (const float4 *)p.partials + (blockIdx.x * p.row_blocks + block) * part +
                          (octet - block * per_tile) * (WIDE_N * 2) + threadIdx.x;
-    uint64_t ends = find_split_ends(p);
     finish_rows(
-        p, [&] { return add_wide_parts(p, from, p.tiles * part, ends); },
+        p, [&] { return add_parts_in_order(from, p.tiles * part, p.parts, p.split_ends); },
         [&](uint32_t row, uint32_t at, const struct col8 &v, float square) {
             struct wide_qact_row to = {p.qact, row, p.qact_rows, 0, 0};
             store_col8<IS_INT8>(p.in, p.in.prologue, to, at, v, square,

@@ -712,6 +712,32 @@ quantize_wide_row(const struct row_threads &threads, const PARAMS &p, const QACT
 
 enum { FINISH_PITCH = PROJECT_GROUP + 4 };
 
+/* A thread's sums of a tile's parts, `step` apart, in their order: those of a K split, then splits.
+ * ends: bit i, a split ends with part i. */
+static __device__ __forceinline__ float4 add_parts_in_order(const float4 *from, uint64_t step,
+                                                            uint32_t parts, uint64_t ends) {
+    constexpr uint32_t BATCH = 9; /* loads in flight: ffn out of a 4B has nine parts */
+    float4 all = make_float4(0, 0, 0, 0), sum = all;
+#pragma unroll 1
+    for (uint32_t first = 0; first < parts; first += BATCH, ends >>= BATCH) {
+        float4 v[BATCH];
+#pragma unroll
+        for (uint32_t i = 0; i < BATCH; i++, from += step)
+            if (first + i < parts)
+                v[i] = __ldcg(from);
+#pragma unroll
+        for (uint32_t i = 0; i < BATCH; i++) {
+            if (first + i < parts)
+                sum = add4(sum, v[i]);
+            if (first + i < parts && (uint32_t)ends >> i & 1) {
+                all = add4(all, sum);
+                sum = make_float4(0, 0, 0, 0);
+            }
+        }
+    }
+    return all;
+}
+
 /* A kernel that adds a product to the residual, p.out, and quantizes it for the next op. Grid:
  * (groups of 128 columns, rows / 8), 8 warps. add(): the thread's sums of 2 rows by 2 columns, as
  * an m16n8 tile has them. Then half a warp has a row: store(row, at, v, square). */

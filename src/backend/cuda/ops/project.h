@@ -20,6 +20,7 @@ enum {
     PROJECT_GROUP = 128,    /* columns that half a warp quantizes, and whose squares it sums */
     PROJECT_COLS = 8,       /* columns of a thread of it */
     PROJECT_WARPS = 32,     /* of a thread block, at most */
+    PROJECT_FINISH_PARTS = 64, /* of a tile, at most, that a kernel after the product adds */
 };
 
 /* A weight matrix of several that share an input. */
@@ -181,6 +182,16 @@ enum {
 /* Lanes that share a row of a tile; with f32 activations, four rows (BF16: so many would). */
 static inline uint32_t project_lanes(uint32_t type, uint32_t tile_rows) {
     return (tile_is_int8(type) ? 32 : 128) / tile_rows;
+}
+
+/* Bit i: a K split ends with K block i, of at most PROJECT_FINISH_PARTS. */
+static inline uint64_t project_split_ends(const struct project_segment *s) {
+    uint64_t ends = 0;
+    for (uint32_t split = 0, end = 0; split < s->splits; split++) {
+        end += s->split_kblocks + (split < s->split_extra);
+        ends |= (uint64_t)1 << (end - 1);
+    }
+    return ends;
 }
 
 /* The bit of a tiled type (enum dtype). */

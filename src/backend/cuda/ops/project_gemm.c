@@ -328,11 +328,11 @@ static bool can_finish(const struct recorder *r, const struct gemm_params *g,
     struct gemm_params next;
     struct block_share s;
     if (!op->p || r->b->capability < 90 || !g->is_stream_k || g->kblocks < 2 ||
-        g->p.epilogue != EPILOGUE_ADD || g->p.in.prologue == PROLOGUE_NORM || g->p.has_bias ||
-        g->p.row_limit > g->qacts.rows || g->p.segments[0].n % PROJECT_GROUP ||
-        !project_is_vec4(&op->p->in) || op->p->in.prologue > PROLOGUE_NORM ||
-        !plan_gemm(r, op, &next, &s) || next.p.row_limit > next.qacts.rows ||
-        next.qacts.bytes > r->products.handed_bytes)
+        g->kblocks > PROJECT_FINISH_PARTS || g->p.epilogue != EPILOGUE_ADD ||
+        g->p.in.prologue == PROLOGUE_NORM || g->p.has_bias || g->p.row_limit > g->qacts.rows ||
+        g->p.segments[0].n % PROJECT_GROUP || !project_is_vec4(&op->p->in) ||
+        op->p->in.prologue > PROLOGUE_NORM || !plan_gemm(r, op, &next, &s) ||
+        next.p.row_limit > next.qacts.rows || next.qacts.bytes > r->products.handed_bytes)
         return false;
     f->in = next.p.in;
     f->in.wants_f32 = 0;
@@ -348,8 +348,7 @@ static int record_finish(struct recorder *r, const struct gemm_params *g,
     f->out_stride = g->p.out_stride;
     f->row_limit = g->p.row_limit;
     f->kblocks = g->kblocks;
-    f->split_kblocks = g->p.segments[0].split_kblocks;
-    f->split_extra = g->p.segments[0].split_extra;
+    f->split_ends = project_split_ends(&g->p.segments[0]);
     f->warps_per_tile = g->warps_per_tile;
     f->warp_n8 = s->n8_tiles / g->warps_per_tile;
     struct cuda_launch launch = {

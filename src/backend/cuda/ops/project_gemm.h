@@ -91,8 +91,9 @@ struct gemm_finish_params {
     const float *partials;
     float *out;
     uint32_t out_stride, row_limit;
-    uint32_t kblocks, split_kblocks, split_extra;
+    uint32_t kblocks;
     uint32_t warps_per_tile, warp_n8; /* warp_n8: n8 tiles of a warp */
+    uint64_t split_ends;              /* project_split_ends */
 };
 
 /* Of project_gemm_quantize, the kernel before it. */

@@ -371,7 +371,7 @@ static bool can_finish(const struct recorder *r, const struct wide_product *prod
         return false;
     uint32_t rows = plan_product(r, p, type, &w);
     uint32_t parts = count_parts(&w.segments[0], w.division.cut);
-    if (!w.early_rows || w.division.whole || parts == 1 || parts > WIDE_FINISH_PARTS)
+    if (!w.early_rows || w.division.whole || parts == 1 || parts > PROJECT_FINISH_PARTS)
         return false;
     *f = (struct wide_finish_params){
         .io = p->io,
@@ -384,7 +384,8 @@ static bool can_finish(const struct recorder *r, const struct wide_product *prod
         .row_blocks = div_up(p->row_limit, rows),
         .tiles = wide_count_tiles(w.segments, 1, p->epilogue, rows, p->row_limit),
         .parts = parts,
-        .segment = w.segments[0],
+        .split_ends =
+            parts == w.segments[0].splits ? ~(uint64_t)0 : project_split_ends(&w.segments[0]),
     };
     f->in.wants_f32 = 0;
     return true;
@@ -398,7 +399,7 @@ static float *handed_squares(uint8_t *qact, const struct project_input *in, uint
 static int record_finish(struct recorder *r, struct wide_finish_params *f) {
     struct cuda_launch launch = {
         .kernel = "project_wide_finish",
-        .grid = {f->segment.n / WIDE_GROUP, div_up(f->row_limit, 8), 1},
+        .grid = {f->in.k / WIDE_GROUP, div_up(f->row_limit, 8), 1},
         .threads = 2 * WIDE_N,
     };
     r->handed_op = r->op + 1;

@@ -37,7 +37,6 @@ enum {
     WIDE_PAIR = IS_Q4_K | IS_Q6_K, /* which share a kernel in small buckets */
     WIDE_ROW_BYTES = 276,          /* of a row and group of qact */
     WIDE_HANDED_ROWS = 128,        /* largest bucket that one product may quantize for the next */
-    WIDE_FINISH_PARTS = 64,        /* of a tile, at most, that project_wide_finish adds */
     WIDE_ROW_STEP = 128,           /* qact's rows are a multiple of it */
     WIDE_STAGES_AT = 1024,         /* offset of the stages in shared memory, after the mbarriers */
     WIDE_MAX_STAGES = 6,
@@ -124,7 +123,7 @@ struct wide_finish_params {
     float *out;
     uint32_t out_stride;
     uint32_t tile_rows, row_blocks, tiles, parts; /* of the product */
-    struct project_segment segment;
+    uint64_t split_ends;                          /* bit i: a K split ends with part i */
 };
 
 struct wide_f32_params {
