@@ -1,11 +1,11 @@
-/* test_tool_calls.c - calls of tools in what a model says, cut in every way; and the other parts of
+/* test_tool_calls.c - tool calls in what a model says, cut in every way; and the other parts of
  * the server that need no engine. */
 #include "serve/fields.h"
 #include "serve/replay.h"
 #include "serve/tool_calls.h"
 #include "test.h"
 
-/* ---- calls of tools ---------------------------------------------------------------------------
+/* ---- tool calls -------------------------------------------------------------------------------
  */
 
 static const char tools_text[] =

@@ -1,4 +1,4 @@
-/* answer.c - one answer: tokens in, pieces of reasoning, content and calls of tools out. */
+/* answer.c - one answer: tokens in, pieces of reasoning, content and tool calls out. */
 #include "serve/answer.h"
 
 #include <stdio.h>

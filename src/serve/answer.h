@@ -1,4 +1,4 @@
-/* answer.h - one answer: tokens in, pieces of reasoning, content and calls of tools out.
+/* answer.h - one answer: tokens in, pieces of reasoning, content and tool calls out.
  *
  * (1) All pieces of a kind together are what `content`, `reasoning` and `calls` hold at the end.
  * (2) Reasoning is the text between <think> and </think> at the answer's beginning, without the

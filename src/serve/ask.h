@@ -1,6 +1,7 @@
 /* ask.h - what a client asks for, in whichever API, and the tokens of its prompt.
  *
- * Each API fills a struct ask from its own JSON; from there on all are treated alike.
+ * Each API fills a struct ask from its own JSON; from there on all are treated alike. Fields are
+ * read in ask.c, messages and tools in ask_messages.c; ask_prompt.c makes tokens of them.
  *
  * An ask belongs to its exchange and is used by one thread at a time. A struct ask_model is
  * read-only and shared. */
@@ -32,6 +33,8 @@ struct ask_model {
     size_t n_closing;
 };
 void ask_model_fill(struct ask_model *m, const sluice_model *model);
+/* The token of exactly this text; -1: none. */
+int32_t ask_token_of(const sluice_model *model, const char *text);
 
 /* ---- requests ---------------------------------------------------------------------------------
  */

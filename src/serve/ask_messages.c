@@ -1,0 +1,171 @@
+/* ask_messages.c - the messages and tools of a request, in the form that templates take. */
+#include <stdio.h>
+#include <string.h>
+
+#include "serve/ask.h"
+
+static bool add_part(struct fields *f, const char *name, const json_t *part, const char *where,
+                     struct buffer *text) {
+    const char *type = json_string_value(json_object_get(part, "type"));
+    const json_t *its =
+        json_object_get(part, type && strcmp(type, "refusal") == 0 ? "refusal" : "text");
+    if (!json_is_object(part) || !type)
+        fields_refuse(f, name, "%s has a part that is %s, expected an object with a type", where,
+                      json_kind(part));
+    else if (strcmp(type, "text") != 0 && strcmp(type, "refusal") != 0 &&
+             strcmp(type, "input_text") != 0 && strcmp(type, "output_text") != 0)
+        fields_refuse(f, name, "%s has a part of type %.40s; this model reads text alone", where,
+                      type);
+    else if (!json_is_string(its))
+        fields_refuse(f, name, "%s has a text that is %s, expected a string", where,
+                      json_kind(its));
+    else
+        buffer_add(text, json_string_value(its), json_string_length(its));
+    return !f->wrong;
+}
+
+json_t *ask_content(struct fields *f, const char *name, const json_t *content, const char *where) {
+    struct buffer text = {0};
+    json_t *part, *whole = NULL;
+    size_t i;
+    if (!content || json_is_null(content))
+        return json_string("");
+    if (json_is_string(content))
+        return json_incref((json_t *)content);
+    if (!json_is_array(content)) {
+        fields_refuse(f, name, "%s is %s, expected a string or an array of parts", where,
+                      json_kind(content));
+        return NULL;
+    }
+    json_array_foreach(content, i, part) {
+        if (!add_part(f, name, part, where, &text))
+            break;
+    }
+    if (!f->wrong && !text.has_failed)
+        whole = json_stringn(text.at ? text.at : "", text.len);
+    buffer_free(&text);
+    return whole;
+}
+
+/* Calls as templates want them: the arguments an object. */
+static json_t *plain_calls(struct fields *f, const json_t *calls, const char *where) {
+    json_t *out = json_array(), *call;
+    size_t i;
+    json_array_foreach(calls, i, call) {
+        const json_t *function = json_object_get(call, "function");
+        const char *name = json_string_value(json_object_get(function, "name"));
+        const json_t *arguments = json_object_get(function, "arguments");
+        const char *id = json_string_value(json_object_get(call, "id"));
+        if (!name) {
+            fields_refuse(f, "messages", "%s.tool_calls[%zu] has no function with a name", where,
+                          i);
+            break;
+        }
+        if (arguments && !json_is_string(arguments) && !json_is_object(arguments)) {
+            fields_refuse(f, "messages",
+                          "%s.tool_calls[%zu].function.arguments is %s, expected a string", where,
+                          i, json_kind(arguments));
+            break;
+        }
+        json_t *read = json_is_string(arguments)
+                           ? json_loads(json_string_value(arguments), JSON_REJECT_DUPLICATES, NULL)
+                           : NULL;
+        json_t *plain = read && json_is_object(read) ? json_incref(read)
+                        : arguments                  ? json_incref((json_t *)arguments)
+                                                     : json_object();
+        json_decref(read);
+        json_array_append_new(out,
+                              json_pack("{s:s*, s:s, s:{s:s, s:o}}", "id", id, "type", "function",
+                                        "function", "name", name, "arguments", plain));
+    }
+    return out;
+}
+
+const char *ask_role(struct fields *f, const char *name, const json_t *message, const char *where) {
+    static const struct {
+        const char *said, *plain;
+    } roles[] = {{"system", "system"},       {"developer", "system"}, {"user", "user"},
+                 {"assistant", "assistant"}, {"tool", "tool"},        {"function", "tool"}};
+    const json_t *value = json_object_get(message, "role");
+    const char *role = json_string_value(value);
+    for (size_t i = 0; role && i < sizeof roles / sizeof *roles; i++)
+        if (strcmp(role, roles[i].said) == 0)
+            return roles[i].plain;
+    fields_refuse(f, name,
+                  "%s.role is %s%.40s%s, expected system, developer, user, assistant, tool or "
+                  "function",
+                  where, role ? "'" : "", role ? role : json_kind(value), role ? "'" : "");
+    return NULL;
+}
+
+static json_t *plain_message(struct fields *f, const json_t *message, size_t number) {
+    char where[48];
+    snprintf(where, sizeof where, "messages[%zu]", number);
+    if (!json_is_object(message)) {
+        fields_refuse(f, "messages", "%s is %s, expected an object", where, json_kind(message));
+        return NULL;
+    }
+    const char *role = ask_role(f, "messages", message, where);
+    const json_t *calls = json_object_get(message, "tool_calls");
+    static const char *const kept[] = {"name", "tool_call_id", "tool_name", "reasoning_content"};
+    if (!role)
+        return NULL;
+    snprintf(where, sizeof where, "messages[%zu].content", number);
+    json_t *content = ask_content(f, "messages", json_object_get(message, "content"), where);
+    if (f->wrong)
+        return NULL;
+    snprintf(where, sizeof where, "messages[%zu]", number);
+    json_t *out = json_pack("{s:s, s:o}", "role", role, "content", content);
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
+        json_t *value = json_object_get(message, kept[i]);
+        if (json_is_string(value))
+            json_object_set(out, kept[i], value);
+    }
+    if (calls && !json_is_null(calls) && !json_is_array(calls))
+        fields_refuse(f, "messages", "%s.tool_calls is %s, expected an array", where,
+                      json_kind(calls));
+    else if (json_array_size(calls) > 0)
+        json_object_set_new(out, "tool_calls", plain_calls(f, calls, where));
+    return out;
+}
+
+void ask_read_messages(struct ask *ask, struct fields *f, const json_t *messages) {
+    json_t *message;
+    size_t i;
+    if (f->wrong)
+        return;
+    ask->messages = json_array();
+    json_array_foreach(messages, i, message) {
+        json_t *plain = plain_message(f, message, i);
+        json_array_append_new(ask->messages, plain);
+        if (f->wrong)
+            return;
+    }
+    if (json_array_size(messages) == 0)
+        fields_refuse(f, "messages", "messages is %s, expected an array with a message",
+                      messages ? "empty" : "missing");
+}
+
+json_t *ask_tool(const char *name, const char *description, json_t *parameters) {
+    return json_pack("{s:s, s:{s:s*, s:s*, s:O*}}", "type", "function", "function", "name", name,
+                     "description", description, "parameters", parameters);
+}
+
+void ask_read_tools(struct ask *ask, struct fields *f, const json_t *tools) {
+    json_t *tool;
+    size_t i;
+    json_array_foreach(tools, i, tool) {
+        const json_t *function = json_object_get(tool, "function");
+        const char *name = json_text_of(function, "name"), *type = json_text_of(tool, "type");
+        if (!function && type && strcmp(type, "function") != 0) {
+            fields_refuse(f, "tools", "tools[%zu].type is %.40s, expected function", i, type);
+            return;
+        }
+        if (!name || !*name) {
+            fields_refuse(f, "tools", "tools[%zu] has no function with a name", i);
+            return;
+        }
+    }
+    if (!f->wrong && json_array_size(tools) > 0)
+        ask->tools = json_incref((json_t *)tools);
+}

@@ -1,0 +1,341 @@
+/* ask_prompt.c - the tokens of a request: of a conversation, with earlier answers as they were
+ * sampled; of texts; of ids. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "serve/ask.h"
+#include "serve/follow.h"
+
+struct ids {
+    int32_t *at;
+    size_t n;
+};
+
+static int too_long(const struct ask_model *m, size_t n, struct err *err) {
+    return err_set(err, SLUICE_ERR_ARGUMENT,
+                   "the prompt has %zu tokens, expected at most %u: the context is %u", n,
+                   m->context - 1, m->context);
+}
+
+/* Takes the tokens as one more prompt, or frees them. */
+static int add_prompt(struct ask *ask, const struct ask_model *m, struct ids ids, struct err *err) {
+    int status = SLUICE_OK;
+    bool is_full = (ask->n_prompts & (ask->n_prompts - 1)) == 0; /* capacity doubles */
+    struct job_prompt *more =
+        is_full ? realloc(ask->prompts, (2 * (size_t)ask->n_prompts + 1) * sizeof *more)
+                : ask->prompts;
+    if (more)
+        ask->prompts = more;
+    if (!more)
+        status = err_memory(err, "a prompt");
+    else if (ids.n == 0)
+        status =
+            err_set(err, SLUICE_ERR_ARGUMENT, "the prompt has no tokens, expected one or more");
+    else if (ids.n >= m->context)
+        status = too_long(m, ids.n, err);
+    if (status)
+        free(ids.at);
+    else
+        ask->prompts[ask->n_prompts++] = (struct job_prompt){ids.at, ids.n, NULL};
+    return status;
+}
+
+/* The first n messages as tokens, to free. The variables may be NULL. */
+static int encode_messages(const struct ask *ask, const struct ask_model *m, size_t n,
+                           const json_t *variables, bool with_answer, struct ids *out,
+                           struct err *err) {
+    json_t *request = variables ? json_deep_copy(variables) : json_object();
+    json_t *messages = json_array();
+    for (size_t i = 0; i < n; i++)
+        json_array_append(messages, json_array_get(ask->messages, i));
+    json_object_set_new(request, "messages", messages);
+    json_object_set_new(request, "add_generation_prompt", json_boolean(with_answer));
+    if (ask->tools && !ask->hides_tools)
+        json_object_set(request, "tools", ask->tools);
+    if (m->template)
+        json_object_set_new(request, "chat_template", json_string(m->template));
+    char *text = json_dumps(request, JSON_COMPACT);
+    size_t capacity = m->context;
+    *out = (struct ids){malloc(capacity * sizeof *out->at), 0};
+    int status = text && out->at ? sluice_encode_chat(m->model, text, out->at, capacity, &out->n,
+                                                      err->text, sizeof err->text)
+                                 : err_memory(err, "a prompt");
+    if (status == SLUICE_ERR_ARGUMENT && out->n > capacity)
+        status = too_long(m, out->n, err);
+    err->code = status;
+    if (status) {
+        free(out->at);
+        *out = (struct ids){0};
+    }
+    json_decref(request);
+    free(text);
+    return status;
+}
+
+static size_t count_ends(const struct ask_model *m, const struct ids *ids) {
+    size_t n = 0;
+    for (size_t i = 0; i < ids->n; i++)
+        n += sluice_token_is_end(m->model, ids->at[i]);
+    return n;
+}
+
+/* Where end token number `which` is, counted from 1; ids->n when there are fewer. */
+static size_t find_end(const struct ask_model *m, const struct ids *ids, size_t which) {
+    size_t i = 0;
+    for (; i < ids->n; i++)
+        if (sluice_token_is_end(m->model, ids->at[i]) && --which == 0)
+            break;
+    return i;
+}
+
+static bool are_equal(const struct ids *a, const struct ids *b) {
+    return a->n == b->n && memcmp(a->at, b->at, a->n * sizeof *a->at) == 0;
+}
+
+/* Whether the messages give the same tokens (`as_asked`) with the template variables of the kept
+ * tokens as with those of the ask. */
+static bool is_same_with(const struct ask *ask, const struct ask_model *m, size_t n_messages,
+                         const struct replayed *kept, const struct ids *as_asked) {
+    struct err ignored;
+    struct ids ids;
+    bool has_none = json_object_size(kept->variables) + json_object_size(ask->variables) == 0;
+    if (has_none || json_equal(kept->variables, ask->variables))
+        return true;
+    if (encode_messages(ask, m, n_messages, kept->variables, false, &ids, &ignored))
+        return false;
+    bool is_same = are_equal(&ids, as_asked);
+    free(ids.at);
+    return is_same;
+}
+
+/* Replaces the beginning of the prompt, up to the end of a kept answer, with the tokens that were
+ * sampled. Every answer ends with an end token, and no message can contain one, so counting them
+ * finds the answer's end. */
+static void splice(const struct ask *ask, const struct ask_model *m, size_t n_messages,
+                   const struct replayed *kept, struct ids *prompt) {
+    struct err ignored;
+    struct ids before;
+    if (encode_messages(ask, m, n_messages, ask->variables, false, &before, &ignored))
+        return;
+    size_t n_ends = count_ends(m, &before);
+    size_t end = n_ends > 0 ? find_end(m, prompt, n_ends) : prompt->n;
+    size_t n = kept->n + prompt->n - end;
+    bool is_good =
+        end < prompt->n && n < m->context && is_same_with(ask, m, n_messages, kept, &before);
+    free(before.at);
+    int32_t *at = is_good ? malloc(n * sizeof *at) : NULL;
+    if (!at)
+        return;
+    memcpy(at, kept->tokens, kept->n * sizeof *at);
+    memcpy(at + kept->n, prompt->at + end, (prompt->n - end) * sizeof *at);
+    free(prompt->at);
+    prompt->at = at;
+    prompt->n = n;
+}
+
+/* The replay name of the first n messages. */
+static struct hash128 name_of(const struct ask *ask, size_t n) {
+    struct hash128 name = replay_start(ask->hides_tools ? NULL : ask->tools);
+    for (size_t i = 0; i < n; i++)
+        name = replay_add(name, json_array_get(ask->messages, i));
+    return name;
+}
+
+size_t ask_kept(const struct ask *ask, struct store *replay, struct replayed *out) {
+    struct hash128 name = name_of(ask, 0);
+    size_t n_messages = 0;
+    *out = (struct replayed){0};
+    for (size_t i = 0; i < json_array_size(ask->messages); i++) {
+        const json_t *message = json_array_get(ask->messages, i);
+        const char *role = json_string_value(json_object_get(message, "role"));
+        struct replayed found;
+        name = replay_add(name, message);
+        if (!role || strcmp(role, "assistant") != 0 || !replay_get(replay, name, &found))
+            continue;
+        replayed_free(out);
+        *out = found;
+        n_messages = i + 1;
+    }
+    return n_messages;
+}
+
+void ask_keep(const struct ask *ask, struct store *replay, size_t n_messages,
+              const struct replayed *kept) {
+    replay_put(replay, name_of(ask, n_messages), kept);
+}
+
+/* Splices in the longest beginning of the conversation whose last answer is kept. */
+static void replay_answers(struct ask *ask, const struct ask_model *m, struct store *replay,
+                           struct ids *prompt) {
+    struct replayed kept;
+    ask->name = name_of(ask, json_array_size(ask->messages));
+    size_t n_messages = ask_kept(ask, replay, &kept);
+    if (n_messages > 0)
+        splice(ask, m, n_messages, &kept, prompt);
+    replayed_free(&kept);
+}
+
+static void look_for_thinking(struct ask *ask, const struct ask_model *m,
+                              const struct ids *prompt) {
+    struct follow f = {.open = m->think_open, .close = m->think_close};
+    follow_look(&f, prompt->at, prompt->n);
+    ask->starts_thinking = f.is_thinking;
+    ask->may_think = f.may_open;
+}
+
+static int append_text(const struct ask_model *m, struct ids *prompt, struct str text,
+                       unsigned flags, struct err *err) {
+    size_t n = 0, capacity = m->context;
+    int32_t *more = realloc(prompt->at, (prompt->n + capacity) * sizeof *more);
+    if (!more)
+        return err_memory(err, "a prompt");
+    prompt->at = more;
+    int status = sluice_encode(m->model, text.at, text.len, flags, more + prompt->n, capacity, &n);
+    if (status)
+        return n > capacity ? too_long(m, prompt->n + n, err)
+                            : err_set(err, status, "%s", sluice_status_text(status));
+    prompt->n += n;
+    return SLUICE_OK;
+}
+
+/* Ends the thinking that the template began, the way a template without thinking writes it: the
+ * empty line is one token there, not two newlines. */
+static int end_thinking(const struct ask_model *m, struct ids *prompt, struct err *err) {
+    struct str last = {0};
+    if (prompt->n > 0)
+        last.at = sluice_token_text(m->model, prompt->at[prompt->n - 1], &last.len);
+    bool has_newline = str_is(last, "\n");
+    prompt->n -= has_newline;
+    return append_text(m, prompt, has_newline ? STR("\n\n</think>\n\n") : STR("\n</think>\n\n"),
+                       SLUICE_ENCODE_SPECIAL, err);
+}
+
+/* What the answer begins with: a text, or a call's first tag. Thinking that the template began ends
+ * first. The template is not told that thinking is off: so the conversation stays the same as in
+ * the cache. */
+static int begin_answer(struct ask *ask, const struct ask_model *m, struct ids *prompt,
+                        struct err *err) {
+    struct str begun = {json_string_value(ask->begun), json_string_length(ask->begun)};
+    int status = SLUICE_OK;
+    if (!ask->begun && !ask->is_call_begun)
+        return SLUICE_OK;
+    if (ask->starts_thinking)
+        status = end_thinking(m, prompt, err);
+    ask->starts_thinking = ask->may_think = false;
+    if (!status && ask->begun)
+        status = append_text(m, prompt, begun, 0, err);
+    if (!status && ask->is_call_begun)
+        status = append_text(m, prompt, str_of(ASK_CALL_BEGIN), SLUICE_ENCODE_SPECIAL, err);
+    return status;
+}
+
+static void continue_last(struct ask *ask) {
+    size_t n = json_array_size(ask->messages);
+    const json_t *last = n > 0 ? json_array_get(ask->messages, n - 1) : NULL;
+    const char *role = json_text_of(last, "role"), *text = json_text_of(last, "content");
+    if (!role || strcmp(role, "assistant") != 0 || !text || !*text ||
+        json_object_get(last, "tool_calls"))
+        return;
+    ask->begun = json_incref(json_object_get(last, "content"));
+    json_array_remove(ask->messages, n - 1);
+}
+
+int ask_encode(struct ask *ask, const struct ask_model *m, struct store *replay, struct err *err) {
+    struct ids prompt;
+    if (ask->continues_last)
+        continue_last(ask);
+    int status =
+        encode_messages(ask, m, json_array_size(ask->messages), ask->variables, true, &prompt, err);
+    if (status)
+        return status;
+    replay_answers(ask, m, replay, &prompt);
+    look_for_thinking(ask, m, &prompt);
+    if ((status = begin_answer(ask, m, &prompt, err))) {
+        free(prompt.at);
+        return status;
+    }
+    return add_prompt(ask, m, prompt, err);
+}
+
+int ask_add_encoded(struct ask *ask, const struct ask_model *m, struct str text, unsigned flags,
+                    struct err *err) {
+    struct ids ids = {malloc(m->context * sizeof *ids.at), 0};
+    if (!ids.at)
+        return err_memory(err, "a prompt");
+    int status = sluice_encode(m->model, text.at, text.len, flags, ids.at, m->context, &ids.n);
+    if (status) {
+        free(ids.at);
+        return ids.n > m->context ? too_long(m, ids.n, err)
+                                  : err_set(err, status, "%s", sluice_status_text(status));
+    }
+    return add_prompt(ask, m, ids, err);
+}
+
+int ask_add_text(struct ask *ask, const struct ask_model *m, struct str text, struct err *err) {
+    return ask_add_encoded(ask, m, text, SLUICE_ENCODE_BOS | SLUICE_ENCODE_SPECIAL, err);
+}
+
+int ask_add_middle(struct ask *ask, const struct ask_model *m, struct str before, struct str after,
+                   struct err *err) {
+    static const char *const tags[][3] = {
+        {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"}, /* Qwen */
+        {"<fim_prefix>", "<fim_suffix>", "<fim_middle>"},       /* StarCoder, SmolLM2 */
+    };
+    for (size_t i = 0; i < sizeof tags / sizeof *tags; i++) {
+        const char *const *its = tags[i];
+        struct buffer all = {0};
+        if (ask_token_of(m->model, its[0]) < 0 || ask_token_of(m->model, its[1]) < 0 ||
+            ask_token_of(m->model, its[2]) < 0)
+            continue;
+        buffer_printf(&all, "%s", its[0]);
+        buffer_add(&all, before.at, before.len);
+        buffer_printf(&all, "%s", its[1]);
+        buffer_add(&all, after.at, after.len);
+        buffer_printf(&all, "%s", its[2]);
+        int status = ask_add_text(ask, m, buffer_str(&all), err);
+        buffer_free(&all);
+        return status;
+    }
+    return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                   "suffix is not supported: this model has no token <|fim_middle|>");
+}
+
+void ask_decode(const struct ask_model *m, const int32_t *tokens, size_t n, struct buffer *out) {
+    sluice_text *text;
+    const char *at;
+    size_t length;
+    if (sluice_text_open(&text, m->model, NULL, 0))
+        return;
+    for (size_t i = 0; i <= n; i++)
+        if (sluice_text_push(text, i < n ? tokens[i] : SLUICE_TEXT_END, &at, &length) == SLUICE_OK)
+            buffer_add(out, at, length);
+    sluice_text_close(text);
+}
+
+int ask_read_ids(const struct ask_model *m, const char *name, const json_t *list, int32_t **out,
+                 struct err *err) {
+    json_t *id;
+    size_t i;
+    *out = calloc(json_array_size(list) + 1, sizeof **out);
+    if (!*out)
+        return err_memory(err, "tokens");
+    json_array_foreach(list, i, id) {
+        json_int_t value = json_integer_value(id);
+        if (!json_is_integer(id) || value < 0 || value >= m->facts.n_tokens)
+            return err_set(err, SLUICE_ERR_ARGUMENT, "%s has a token that is %s, expected 0 to %d",
+                           name, json_is_integer(id) ? "outside the vocabulary" : json_kind(id),
+                           m->facts.n_tokens - 1);
+        (*out)[i] = (int32_t)value;
+    }
+    return SLUICE_OK;
+}
+
+int ask_add_ids(struct ask *ask, const struct ask_model *m, const char *name, const json_t *list,
+                struct err *err) {
+    struct ids ids = {NULL, json_array_size(list)};
+    int status = ask_read_ids(m, name, list, &ids.at, err);
+    if (!status)
+        return add_prompt(ask, m, ids, err);
+    free(ids.at);
+    return status;
+}
