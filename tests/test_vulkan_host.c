@@ -82,7 +82,7 @@ TEST(vulkan_hazards_of_columns) {
 /* More than the list holds: a barrier, not an overflow. */
 TEST(vulkan_hazards_of_many) {
     static struct hazards h;
-    for (uint64_t i = 0; i < HAZARDS_MOST; i++) {
+    for (uint64_t i = 0; i < MAX_HAZARDS; i++) {
         struct vulkan_bind b = bytes_of(VULKAN_SCRATCH, W, 256 * i, 256 * i + 256);
         EXPECT(!hazards_need_barrier(&h, &b, 1));
         hazards_add(&h, &b, 1);

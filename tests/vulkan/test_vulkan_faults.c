@@ -184,7 +184,7 @@ static void lose_device(enum fault fault) {
         test_fail(__FILE__, __LINE__, "%s", sluice_engine_error(engine));
     } else {
         sluice_seq *seq = begin_answer(engine, model), *second;
-        struct vulkan_device *lost = engine->backend->on;
+        struct vulkan_device *lost = engine->backend->dev;
         EXPECT_INT(sluice_seq_next(seq, &before), SLUICE_OK);
         fail_once(fault, 0, VK_ERROR_DEVICE_LOST);
         EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_ERR_DEVICE);
@@ -193,7 +193,7 @@ static void lose_device(enum fault fault) {
         EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_ERR_DEVICE);
         EXPECT(is_one_line(sluice_engine_error(engine)));
         EXPECT_INT(open_engine(model, &again), SLUICE_OK);
-        EXPECT(again->backend->on != lost);
+        EXPECT(again->backend->dev != lost);
         second = begin_answer(again, model);
         EXPECT_INT(sluice_seq_next(second, &after), SLUICE_OK);
         EXPECT_INT(after, before);
@@ -282,7 +282,7 @@ TEST(stages_that_do_not_end_are_not_forgotten) {
     int32_t more = 5, token;
     setenv("SLUICE_VULKAN_STAGES", "1", 1);
     EXPECT_INT(open_engine(model, &engine), SLUICE_OK);
-    break_step(engine->backend, &engine->backend->bests[0]);
+    break_step(engine->backend, &engine->backend->greedy[0]);
     sluice_seq *seq = begin_answer(engine, model);
     struct sluice_sampling s = sluice_sampling_default(model);
     s.temperature = 1; /* not the recording that is broken */

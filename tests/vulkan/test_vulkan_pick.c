@@ -38,7 +38,7 @@ static void run_burst(struct pick_rig *r, const int32_t start[2], int32_t end_to
     struct io_segment *segments = (struct io_segment *)(io + r->plan->io.segments);
     struct io_output *outputs = (struct io_output *)(io + r->plan->io.outputs);
     const int32_t *burst = (const int32_t *)(io + r->plan->io.burst);
-    struct io_output asked = outputs[0]; /* as pick_rows() left it */
+    struct io_output wanted = outputs[0]; /* as pick_rows() left it */
     *header = (struct io_header){.n_rows = 2,
                                  .n_segments = 2,
                                  .n_outputs = 2,
@@ -49,7 +49,7 @@ static void run_burst(struct pick_rig *r, const int32_t start[2], int32_t end_to
     for (uint32_t i = 0; i < 2; i++) {
         rows[i] = (struct io_row){start[i], 100, i, i};
         segments[i] = (struct io_segment){i, i, 1, 100};
-        outputs[i] = asked;
+        outputs[i] = wanted;
         outputs[i].row = i;
     }
     update_in_place(io, r->plan);

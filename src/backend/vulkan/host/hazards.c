@@ -24,7 +24,7 @@ static bool share_bytes(const struct vulkan_bind *a, const struct vulkan_bind *b
 }
 
 bool hazards_need_barrier(const struct hazards *h, const struct vulkan_bind *binds, uint32_t n) {
-    if (h->n + n > HAZARDS_MOST)
+    if (h->n + n > MAX_HAZARDS)
         return true;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < h->n; k++)
@@ -35,7 +35,7 @@ bool hazards_need_barrier(const struct hazards *h, const struct vulkan_bind *bin
 }
 
 void hazards_add(struct hazards *h, const struct vulkan_bind *binds, uint32_t n) {
-    CHECK(h->n + n <= HAZARDS_MOST);
+    CHECK(h->n + n <= MAX_HAZARDS);
     for (uint32_t i = 0; i < n; i++)
         if (!is_constant(&binds[i]))
             h->list[h->n++] = binds[i];

@@ -19,7 +19,7 @@ enum vulkan_memory {
     VULKAN_IO_COPY, /* of its beginning, up to the page changes, on the device; step.c writes it */
     VULKAN_WORK,    /* of the running op */
     VULKAN_TABLES,  /* cos and sin, made at load */
-    VULKAN_ROOM,    /* of limits.c, made when it first measures */
+    VULKAN_BANDWIDTH, /* of limits.c, made when it first measures */
     VULKAN_MEMORIES,
 };
 
@@ -35,10 +35,10 @@ struct vulkan_bind {
     uint64_t row_bytes, column, width;
 };
 
-enum { HAZARDS_MOST = 512 };
+enum { MAX_HAZARDS = 512 };
 
 struct hazards {
-    struct vulkan_bind list[HAZARDS_MOST]; /* touched since the last barrier */
+    struct vulkan_bind list[MAX_HAZARDS]; /* touched since the last barrier */
     uint32_t n;
 };
 

@@ -38,7 +38,7 @@ static inline uint64_t vulkan_all_rows(const struct operand *o) {
 struct vulkan_pipeline {
     const struct vulkan_shader *shader;
     uint32_t constants[VULKAN_MAX_CONSTANTS], n_constants, n_binds;
-    bool has_lanes;
+    bool needs_full_subgroups;
     VkShaderModule module;
     VkPipeline pipeline;              /* NULL: not made yet */
     uint32_t registers, shared, code; /* where the driver tells them */
@@ -64,21 +64,21 @@ struct vulkan_node {
 
 struct vulkan_recording {
     const struct plan *plan;
-    bool takes_best; /* as in vulkan_recorder */
+    bool is_greedy; /* as in vulkan_recorder */
     struct vulkan_node *nodes;
     uint32_t n_nodes, capacity, n_barriers;
     VkCommandBuffer step, burst;        /* burst NULL: not for this plan */
     double expected, expected_of_burst; /* seconds that they usually take; 0: not known yet */
 };
 
-enum { LANE_COMMANDS = 4, STAGING_BYTES = 16 << 20, ZERO_BYTES = 256 };
+enum { QUEUE_COMMANDS = 4, STAGING_BYTES = 16 << 20, ZERO_BYTES = 256 };
 
 /* A queue and what one thread needs to copy through it. */
-struct vulkan_lane {
+struct vulkan_queue {
     VkQueue queue;
     VkCommandPool pool;
-    VkCommandBuffer commands[LANE_COMMANDS];
-    uint64_t values[LANE_COMMANDS]; /* of the timeline: when each is free again */
+    VkCommandBuffer commands[QUEUE_COMMANDS];
+    uint64_t values[QUEUE_COMMANDS]; /* of the timeline: when each is free again */
     uint32_t next;
     VkSemaphore timeline;
     uint64_t submitted; /* the timeline's value when all is done */
@@ -102,9 +102,9 @@ struct vulkan_device {
     VkDevice device;
     uint32_t n_users;
     atomic_bool is_lost;
-    bool has_full_subgroups;    /* they can be asked for; other devices have them as a rule */
-    bool has_robustness;        /* of pipelines, which can be turned off */
-    bool has_statistics;        /* of pipelines, and they are wanted */
+    bool has_full_subgroups; /* they can be feature_query for; other devices have them as a rule */
+    bool has_robustness;     /* of pipelines, which can be turned off */
+    bool has_statistics;     /* of pipelines, and they are wanted */
     pthread_mutex_t submitting; /* to its queues */
     pthread_mutex_t making;     /* what is below */
     VkPipelineCache cache;
@@ -120,7 +120,7 @@ struct vulkan_device {
 
 struct backend {
     VkPhysicalDevice physical;
-    struct vulkan_device *on;
+    struct vulkan_device *dev;
     VkDevice device; /* on->device */
     char name[256];
     bool is_cpu; /* a driver that runs on the processor */
@@ -142,8 +142,8 @@ struct backend {
     uint32_t n_tables;
     uint64_t table_bytes, work_bytes;
 
-    struct vulkan_lane steps, beside;
-    uint64_t fences[BACKEND_FENCES]; /* of the steps' timeline */
+    struct vulkan_queue steps, copies; /* copies: of STATE to the host while steps run */
+    uint64_t fences[BACKEND_FENCES];   /* of the steps' timeline */
 
     VkDescriptorPool *pools;
     uint32_t n_pools, pool_left; /* sets that the last one has left */
@@ -151,7 +151,7 @@ struct backend {
     uint32_t n_sets, set_capacity;
 
     struct vulkan_recording *recordings; /* one a plan */
-    struct vulkan_recording *bests;      /* for steps that take the best tokens; not of all plans */
+    struct vulkan_recording *greedy;     /* the same for greedy steps; not of all plans */
     uint32_t n_recordings;
     struct backend_counters count;
     const struct plan *running; /* of the step that was submitted last, or of the burst */
@@ -160,6 +160,7 @@ struct backend {
 };
 
 /* open.c */
+/* An error if the device was lost earlier. Every call of the backend begins with it. */
 int vulkan_enter(const struct backend *b, struct err *err);
 /* vulkan_check for calls that may report a lost device. */
 int vulkan_done(struct backend *b, VkResult result, const char *what, struct err *err);
@@ -183,17 +184,17 @@ void vulkan_region_free(struct backend *b, struct vulkan_region *r);
 /* The buffer with that byte. */
 const struct vulkan_buffer *vulkan_buffer_at(const struct vulkan_region *r, uint64_t offset);
 
-int vulkan_lane_open(struct backend *b, struct vulkan_lane *l, uint32_t queue, struct err *err);
-void vulkan_lane_close(struct backend *b, struct vulkan_lane *l);
-int vulkan_lane_begin(struct backend *b, struct vulkan_lane *l, VkCommandBuffer *out,
-                      struct err *err);
+int vulkan_queue_open(struct backend *b, struct vulkan_queue *q, uint32_t queue, struct err *err);
+void vulkan_queue_close(struct backend *b, struct vulkan_queue *q);
+int vulkan_queue_begin(struct backend *b, struct vulkan_queue *q, VkCommandBuffer *out,
+                       struct err *err);
 /* Ends and submits what lane_begin gave, after `after` of another timeline, if there is one. */
-int vulkan_lane_end(struct backend *b, struct vulkan_lane *l, VkSemaphore other, uint64_t after,
-                    struct err *err);
-int vulkan_lane_submit(struct backend *b, struct vulkan_lane *l, VkCommandBuffer commands,
-                       VkSemaphore other, uint64_t after, struct err *err);
+int vulkan_queue_end(struct backend *b, struct vulkan_queue *q, VkSemaphore other, uint64_t after,
+                     struct err *err);
+int vulkan_queue_submit(struct backend *b, struct vulkan_queue *q, VkCommandBuffer commands,
+                        VkSemaphore other, uint64_t after, struct err *err);
 /* Until all that was submitted is done. */
-int vulkan_lane_wait(struct backend *b, struct vulkan_lane *l, struct err *err);
+int vulkan_queue_wait(struct backend *b, struct vulkan_queue *q, struct err *err);
 /* Everything before is done and seen by everything after. */
 void vulkan_full_barrier(VkCommandBuffer commands);
 
@@ -201,7 +202,7 @@ void vulkan_full_barrier(VkCommandBuffer commands);
 int vulkan_place_weights(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                          struct err *err);
 const struct vulkan_place *vulkan_find_place(const struct backend *b, const struct operand *o);
-/* Whether the driver takes pages of mapped files; asked once. */
+/* Whether the driver takes pages of mapped files; feature_query once. */
 bool vulkan_can_import(struct backend *b);
 /* Bytes of weights that will be read where they are mapped. */
 uint64_t vulkan_importable(const struct backend *b);
@@ -255,7 +256,7 @@ int vulkan_peek(struct backend *b, enum region region, uint64_t offset, uint64_t
 int vulkan_poke(struct backend *b, enum region region, uint64_t offset, uint64_t bytes,
                 const void *from, struct err *err);
 /* Bytes of a region to or from the host, through a lane's staging buffer. */
-int vulkan_transfer(struct backend *b, struct vulkan_lane *l, const struct vulkan_region *r,
+int vulkan_transfer(struct backend *b, struct vulkan_queue *q, const struct vulkan_region *r,
                     const struct backend_move *list, uint32_t n, bool is_in, struct err *err);
 int vulkan_zero(struct backend *b, const struct vulkan_region *r, struct err *err);
 int vulkan_bandwidth(struct backend *b, double *bytes_per_second, struct err *err);

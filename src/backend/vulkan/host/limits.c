@@ -6,8 +6,8 @@ enum { TRIES = 6, READ_THREADS = 128, READ_GROUPS_PER_CORE = 16 };
 
 /* A gigabyte, or a quarter of what is free, or what a buffer may have: more than the caches hold.
  */
-static int make_room(struct backend *b, struct err *err) {
-    struct vulkan_region *r = &b->regions[VULKAN_ROOM];
+static int make_buffer(struct backend *b, struct err *err) {
+    struct vulkan_region *r = &b->regions[VULKAN_BANDWIDTH];
     struct vulkan_buffer buffer;
     uint64_t bytes = 0;
     int status = r->n ? SLUICE_OK : vulkan_available(b, &bytes, err);
@@ -23,7 +23,7 @@ static int make_room(struct backend *b, struct err *err) {
 }
 
 static int make_node(struct backend *b, struct vulkan_node *node, struct err *err) {
-    const struct vulkan_region *room = &b->regions[VULKAN_ROOM];
+    const struct vulkan_region *r = &b->regions[VULKAN_BANDWIDTH];
     const struct vulkan_dispatch d = {
         .shader = "read_memory",
         .constants = {READ_THREADS},
@@ -32,9 +32,9 @@ static int make_node(struct backend *b, struct vulkan_node *node, struct err *er
     };
     *node = (struct vulkan_node){
         .groups = {b->can.n_cores * READ_GROUPS_PER_CORE, 1, 1},
-        .binds = {{.memory = VULKAN_ROOM, .access = VULKAN_READ, .bytes = room->bytes}},
+        .binds = {{.memory = VULKAN_BANDWIDTH, .access = VULKAN_READ, .bytes = r->bytes}},
         .n_binds = 1,
-        .push = {(uint32_t)(room->bytes / 16)},
+        .push = {(uint32_t)(r->bytes / 16)},
         .push_bytes = sizeof(uint32_t),
     };
     int status = vulkan_find_pipeline(b, &d, &node->pipeline, err);
@@ -48,21 +48,21 @@ int vulkan_bandwidth(struct backend *b, double *bytes_per_second, struct err *er
     struct vulkan_node node;
     int status = vulkan_enter(b, err);
     *bytes_per_second = 0;
-    if (status || (status = make_room(b, err)) || (status = make_node(b, &node, err)))
+    if (status || (status = make_buffer(b, err)) || (status = make_node(b, &node, err)))
         return status;
-    uint64_t bytes = b->regions[VULKAN_ROOM].bytes, times = (2ull << 30) / bytes;
+    uint64_t bytes = b->regions[VULKAN_BANDWIDTH].bytes, times = (2ull << 30) / bytes;
     for (int i = 0; !status && i < TRIES; i++) {
         VkCommandBuffer commands;
         uint32_t ignored = 0;
-        if ((status = vulkan_lane_wait(b, &b->steps, err)) ||
-            (status = vulkan_lane_begin(b, &b->steps, &commands, err)))
+        if ((status = vulkan_queue_wait(b, &b->steps, err)) ||
+            (status = vulkan_queue_begin(b, &b->steps, &commands, err)))
             break;
         for (uint64_t k = 0; k < times; k++)
             vulkan_encode(b, commands, &node, 1, false, &ignored);
         double start = seconds_now();
-        status = vulkan_lane_end(b, &b->steps, VK_NULL_HANDLE, 0, err);
+        status = vulkan_queue_end(b, &b->steps, VK_NULL_HANDLE, 0, err);
         if (!status)
-            status = vulkan_lane_wait(b, &b->steps, err);
+            status = vulkan_queue_wait(b, &b->steps, err);
         double rate = (double)(times * bytes) / (seconds_now() - start);
         *bytes_per_second = rate > *bytes_per_second ? rate : *bytes_per_second;
     }

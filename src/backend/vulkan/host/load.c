@@ -213,21 +213,21 @@ static void split_row(const uint8_t *row, uint32_t n_blocks, uint8_t *to) {
             memcpy(to, row + 210 * k + parts[i].at, parts[i].bytes);
 }
 
-/* As many rows at a time as `room` has place for; `row` holds one of random blocks. */
+/* As many rows at a time as `buffer` holds; `row` holds one of random blocks. */
 static int upload_planes(struct backend *b, struct backend_weights w, const struct vulkan_place *p,
-                         uint8_t *row, uint8_t *room, uint64_t room_rows, struct err *err) {
+                         uint8_t *row, uint8_t *buffer, uint64_t buffer_rows, struct err *err) {
     uint64_t bytes = operand_row_bytes(&p->operand), rows = vulkan_all_rows(&p->operand);
     uint32_t n_blocks = p->operand.dims[0] / 256;
     int status = SLUICE_OK;
-    for (uint64_t first = 0; !status && first < rows; first += room_rows) {
-        uint64_t n = rows - first < room_rows ? rows - first : room_rows;
+    for (uint64_t first = 0; !status && first < rows; first += buffer_rows) {
+        uint64_t n = rows - first < buffer_rows ? rows - first : buffer_rows;
         for (uint64_t i = 0; i < n; i++) {
             uint64_t at = p->operand.offset + (first + i) * bytes;
             for (uint32_t k = 0; at < w.synthetic && k < n_blocks; k++)
                 random_block(p->operand.type, at + 210 * k, row + 210 * k);
-            split_row(at < w.synthetic ? row : w.base + at, n_blocks, room + i * p->row_bytes);
+            split_row(at < w.synthetic ? row : w.base + at, n_blocks, buffer + i * p->row_bytes);
         }
-        struct backend_move move = {p->at + first * p->row_bytes, n * p->row_bytes, room};
+        struct backend_move move = {p->at + first * p->row_bytes, n * p->row_bytes, buffer};
         status = vulkan_transfer(b, &b->steps, &b->regions[VULKAN_WEIGHTS], &move, 1, true, err);
     }
     return status;
@@ -235,27 +235,27 @@ static int upload_planes(struct backend *b, struct backend_weights w, const stru
 
 static int upload_q6_k(struct backend *b, struct backend_weights w, const struct vulkan_place *p,
                        struct err *err) {
-    uint64_t room_rows = STAGING_BYTES > p->row_bytes ? STAGING_BYTES / p->row_bytes : 1;
-    uint8_t *row = malloc(p->row_bytes), *room = calloc(room_rows, p->row_bytes);
-    int status = row && room ? upload_planes(b, w, p, row, room, room_rows, err)
-                             : err_memory(err, "rows of Q6_K");
+    uint64_t buffer_rows = STAGING_BYTES > p->row_bytes ? STAGING_BYTES / p->row_bytes : 1;
+    uint8_t *row = malloc(p->row_bytes), *buffer = calloc(buffer_rows, p->row_bytes);
+    int status = row && buffer ? upload_planes(b, w, p, row, buffer, buffer_rows, err)
+                               : err_memory(err, "rows of Q6_K");
     free(row);
-    free(room);
+    free(buffer);
     return status;
 }
 
 /* Random blocks, a piece of whole ones at a time. */
-static int upload_random(struct backend *b, const struct vulkan_place *p, uint8_t *room,
-                         uint64_t room_bytes, struct err *err) {
+static int upload_random(struct backend *b, const struct vulkan_place *p, uint8_t *buffer,
+                         uint64_t buffer_bytes, struct err *err) {
     const struct dtype_info *info = dtype_info(p->operand.type);
     uint64_t bytes = operand_bytes(&p->operand),
-             most = room_bytes / info->block_bytes * info->block_bytes;
+             chunk = buffer_bytes / info->block_bytes * info->block_bytes;
     int status = SLUICE_OK;
-    for (uint64_t at = 0; !status && at < bytes; at += most) {
-        uint64_t n = bytes - at < most ? bytes - at : most;
+    for (uint64_t at = 0; !status && at < bytes; at += chunk) {
+        uint64_t n = bytes - at < chunk ? bytes - at : chunk;
         for (uint64_t i = 0; i < n; i += info->block_bytes)
-            random_block(p->operand.type, p->operand.offset + at + i, room + i);
-        struct backend_move move = {p->at + at, n, room};
+            random_block(p->operand.type, p->operand.offset + at + i, buffer + i);
+        struct backend_move move = {p->at + at, n, buffer};
         status = vulkan_transfer(b, &b->steps, &b->regions[VULKAN_WEIGHTS], &move, 1, true, err);
     }
     return status;
@@ -270,10 +270,10 @@ static int upload_place(struct backend *b, struct backend_weights w, const struc
         return upload_q6_k(b, w, p, err);
     if (offset >= w.synthetic)
         return vulkan_transfer(b, &b->steps, &b->regions[VULKAN_WEIGHTS], &move, 1, true, err);
-    uint8_t *room = malloc(STAGING_BYTES);
-    int status =
-        room ? upload_random(b, p, room, STAGING_BYTES, err) : err_memory(err, "random weights");
-    free(room);
+    uint8_t *buffer = malloc(STAGING_BYTES);
+    int status = buffer ? upload_random(b, p, buffer, STAGING_BYTES, err)
+                        : err_memory(err, "random weights");
+    free(buffer);
     return status;
 }
 

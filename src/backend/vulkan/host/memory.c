@@ -13,13 +13,13 @@
 /* The best type of memory: the flags that it must have, then as many of the wanted as there are. */
 static int find_type(const struct backend *b, uint32_t allowed, VkMemoryPropertyFlags must,
                      VkMemoryPropertyFlags wanted) {
-    int best = -1, most = -1;
+    int best = -1, best_n = -1;
     for (uint32_t i = 0; i < b->memory.memoryTypeCount; i++) {
         VkMemoryPropertyFlags flags = b->memory.memoryTypes[i].propertyFlags;
         int n = __builtin_popcount(flags & wanted);
-        if (allowed >> i & 1 && (flags & must) == must && n > most) {
+        if (allowed >> i & 1 && (flags & must) == must && n > best_n) {
             best = (int)i;
-            most = n;
+            best_n = n;
         }
     }
     return best;
@@ -175,7 +175,7 @@ const struct vulkan_buffer *vulkan_buffer_at(const struct vulkan_region *r, uint
 /* ---- lanes ------------------------------------------------------------------------------------
  */
 
-int vulkan_lane_open(struct backend *b, struct vulkan_lane *l, uint32_t queue, struct err *err) {
+int vulkan_queue_open(struct backend *b, struct vulkan_queue *q, uint32_t queue, struct err *err) {
     const VkCommandPoolCreateInfo pool = {
         .sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
         .flags = VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT,
@@ -187,59 +187,59 @@ int vulkan_lane_open(struct backend *b, struct vulkan_lane *l, uint32_t queue, s
     };
     const VkSemaphoreCreateInfo semaphore = {.sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO,
                                              .pNext = &type};
-    vk.get_queue(b->device, b->family, queue, &l->queue);
-    VkResult result = vk.create_command_pool(b->device, &pool, NULL, &l->pool);
+    vk.get_queue(b->device, b->family, queue, &q->queue);
+    VkResult result = vk.create_command_pool(b->device, &pool, NULL, &q->pool);
     VkCommandBufferAllocateInfo commands = {
         .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
-        .commandPool = l->pool,
+        .commandPool = q->pool,
         .level = VK_COMMAND_BUFFER_LEVEL_PRIMARY,
-        .commandBufferCount = LANE_COMMANDS,
+        .commandBufferCount = QUEUE_COMMANDS,
     };
     if (result == VK_SUCCESS)
-        result = vk.allocate_commands(b->device, &commands, l->commands);
+        result = vk.allocate_commands(b->device, &commands, q->commands);
     if (result == VK_SUCCESS)
-        result = vk.create_semaphore(b->device, &semaphore, NULL, &l->timeline);
+        result = vk.create_semaphore(b->device, &semaphore, NULL, &q->timeline);
     int status = vulkan_done(b, result, "opening a queue", err);
     if (!status)
-        status = vulkan_make_buffer(b, &l->staging, STAGING_BYTES, VULKAN_ON_HOST,
+        status = vulkan_make_buffer(b, &q->staging, STAGING_BYTES, VULKAN_ON_HOST,
                                     "copies to the device", err);
     if (!status)
-        status = vulkan_make_buffer(b, &l->zeros, ZERO_BYTES, VULKAN_ON_HOST, "zeros", err);
+        status = vulkan_make_buffer(b, &q->zeros, ZERO_BYTES, VULKAN_ON_HOST, "zeros", err);
     if (!status)
-        memset(l->zeros.host, 0, ZERO_BYTES);
+        memset(q->zeros.host, 0, ZERO_BYTES);
     return status;
 }
 
-void vulkan_lane_close(struct backend *b, struct vulkan_lane *l) {
-    vulkan_free_buffer(b, &l->staging);
-    vulkan_free_buffer(b, &l->zeros);
-    if (l->timeline)
-        vk.destroy_semaphore(b->device, l->timeline, NULL);
-    if (l->pool)
-        vk.destroy_command_pool(b->device, l->pool, NULL);
-    *l = (struct vulkan_lane){0};
+void vulkan_queue_close(struct backend *b, struct vulkan_queue *q) {
+    vulkan_free_buffer(b, &q->staging);
+    vulkan_free_buffer(b, &q->zeros);
+    if (q->timeline)
+        vk.destroy_semaphore(b->device, q->timeline, NULL);
+    if (q->pool)
+        vk.destroy_command_pool(b->device, q->pool, NULL);
+    *q = (struct vulkan_queue){0};
 }
 
-static int wait_for(struct backend *b, const struct vulkan_lane *l, uint64_t value,
+static int wait_for(struct backend *b, const struct vulkan_queue *q, uint64_t value,
                     struct err *err) {
     const VkSemaphoreWaitInfo info = {
         .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO,
         .semaphoreCount = 1,
-        .pSemaphores = &l->timeline,
+        .pSemaphores = &q->timeline,
         .pValues = &value,
     };
     return vulkan_done(b, vk.wait_semaphores(b->device, &info, UINT64_MAX),
                        "waiting for the Vulkan device", err);
 }
 
-int vulkan_lane_begin(struct backend *b, struct vulkan_lane *l, VkCommandBuffer *out,
-                      struct err *err) {
+int vulkan_queue_begin(struct backend *b, struct vulkan_queue *q, VkCommandBuffer *out,
+                       struct err *err) {
     const VkCommandBufferBeginInfo info = {
         .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
         .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT,
     };
-    int status = wait_for(b, l, l->values[l->next], err);
-    *out = l->commands[l->next];
+    int status = wait_for(b, q, q->values[q->next], err);
+    *out = q->commands[q->next];
     if (!status)
         status = vulkan_done(b, vk.begin_commands(*out, &info), "recording copies", err);
     if (!status)
@@ -247,10 +247,10 @@ int vulkan_lane_begin(struct backend *b, struct vulkan_lane *l, VkCommandBuffer 
     return status;
 }
 
-int vulkan_lane_submit(struct backend *b, struct vulkan_lane *l, VkCommandBuffer commands,
-                       VkSemaphore other, uint64_t after, struct err *err) {
+int vulkan_queue_submit(struct backend *b, struct vulkan_queue *q, VkCommandBuffer commands,
+                        VkSemaphore other, uint64_t after, struct err *err) {
     const VkPipelineStageFlags stage = VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
-    uint64_t value = l->submitted + 1;
+    uint64_t value = q->submitted + 1;
     const VkTimelineSemaphoreSubmitInfo values = {
         .sType = VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO,
         .waitSemaphoreValueCount = other != VK_NULL_HANDLE,
@@ -267,35 +267,36 @@ int vulkan_lane_submit(struct backend *b, struct vulkan_lane *l, VkCommandBuffer
         .commandBufferCount = 1,
         .pCommandBuffers = &commands,
         .signalSemaphoreCount = 1,
-        .pSignalSemaphores = &l->timeline,
+        .pSignalSemaphores = &q->timeline,
     };
-    pthread_mutex_lock(&b->on->submitting);
-    VkResult result = vk.queue_submit(l->queue, 1, &info, VK_NULL_HANDLE);
-    pthread_mutex_unlock(&b->on->submitting);
+    pthread_mutex_lock(&b->dev->submitting);
+    VkResult result = vk.queue_submit(q->queue, 1, &info, VK_NULL_HANDLE);
+    pthread_mutex_unlock(&b->dev->submitting);
     int status = vulkan_done(b, result, "submitting to the Vulkan device", err);
     if (!status)
-        l->submitted = value;
+        q->submitted = value;
     return status;
 }
 
-int vulkan_lane_end(struct backend *b, struct vulkan_lane *l, VkSemaphore other, uint64_t after,
-                    struct err *err) {
-    VkCommandBuffer commands = l->commands[l->next];
+int vulkan_queue_end(struct backend *b, struct vulkan_queue *q, VkSemaphore other, uint64_t after,
+                     struct err *err) {
+    VkCommandBuffer commands = q->commands[q->next];
     vulkan_full_barrier(commands);
     int status = vulkan_done(b, vk.end_commands(commands), "recording copies", err);
     if (!status)
-        status = vulkan_lane_submit(b, l, commands, other, after, err);
+        status = vulkan_queue_submit(b, q, commands, other, after, err);
     if (!status)
-        l->values[l->next] = l->submitted;
-    l->next = (l->next + 1) % LANE_COMMANDS;
+        q->values[q->next] = q->submitted;
+    q->next = (q->next + 1) % QUEUE_COMMANDS;
     return status;
 }
 
-int vulkan_lane_wait(struct backend *b, struct vulkan_lane *l, struct err *err) {
-    return wait_for(b, l, l->submitted, err);
+int vulkan_queue_wait(struct backend *b, struct vulkan_queue *q, struct err *err) {
+    return wait_for(b, q, q->submitted, err);
 }
 
-/* What the host wrote is seen by a submission as it is; what it reads afterwards is asked for. */
+/* What the host wrote is seen by a submission as it is; what it reads afterwards is feature_query
+ * for. */
 void vulkan_full_barrier(VkCommandBuffer commands) {
     const VkMemoryBarrier all = {
         .sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER,

@@ -28,13 +28,13 @@ static bool has(const struct extensions *e, const char *name) {
 
 /* SLUICE_VULKAN_PLAIN=1: the shaders of a device that has no more than it must; matrix: that for
  * matrices, without them. Both are for tests. */
-static bool is_kept_plain(const char *how) {
+static bool is_plain_forced(const char *how) {
     const char *plain = getenv("SLUICE_VULKAN_PLAIN");
     return plain && strcmp(plain, how) == 0;
 }
 
 /* What is queried from the driver and its answers, chained as Vulkan requires. */
-struct asked {
+struct feature_query {
     VkPhysicalDeviceFeatures2 base;
     VkPhysicalDeviceVulkan11Features v11;
     VkPhysicalDeviceVulkan12Features v12;
@@ -50,8 +50,9 @@ static bool wants_statistics(void) {
     return wants && strcmp(wants, "1") == 0;
 }
 
-static void ask_features(VkPhysicalDevice device, const struct extensions *e, struct asked *a) {
-    *a = (struct asked){
+static void query_features(VkPhysicalDevice device, const struct extensions *e,
+                           struct feature_query *a) {
+    *a = (struct feature_query){
         .base = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, .pNext = &a->v11},
         .v11 = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES, .pNext = &a->v12},
         .v12 = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES},
@@ -104,9 +105,10 @@ static uint32_t count_cores(VkPhysicalDevice device, const struct extensions *e,
     return n ? n : 32;
 }
 
-/* Whether there are products of matrices of halves, 16 x 16 x 16, with f32 sums, by a subgroup
+/* Whether there are products of f16 matrices, 16 x 16 x 16, with f32 sums, by a subgroup
  * of 32. */
-static bool find_matrices(VkPhysicalDevice device, const struct asked *a, uint32_t subgroup_size) {
+static bool has_f16_matrices(VkPhysicalDevice device, const struct feature_query *a,
+                             uint32_t subgroup_size) {
     VkCooperativeMatrixPropertiesNV list[64] = {0};
     uint32_t n = sizeof list / sizeof *list;
     PFN_vkGetPhysicalDeviceCooperativeMatrixPropertiesNV ask =
@@ -138,12 +140,13 @@ static const VkSubgroupFeatureFlags subgroup_needs =
  * of the command buffer. SLUICE_VULKAN_STAGES=1 or 0: taken for granted, or not. The validation
  * layer sees barriers alone, not what shaders wait for. */
 static bool starts_in_order(VkDriverId driver) {
-    const char *said = getenv("SLUICE_VULKAN_STAGES");
-    bool is_so = driver == VK_DRIVER_ID_NVIDIA_PROPRIETARY && !vk.is_validating;
-    return said ? strcmp(said, "1") == 0 : is_so;
+    const char *setting = getenv("SLUICE_VULKAN_STAGES");
+    bool does = driver == VK_DRIVER_ID_NVIDIA_PROPRIETARY && !vk.is_validating;
+    return setting ? strcmp(setting, "1") == 0 : does;
 }
 
-static void learn_features(struct backend *b, const struct extensions *e, const struct asked *a) {
+static void fill_features(struct backend *b, const struct extensions *e,
+                          const struct feature_query *a) {
     VkPhysicalDeviceShaderIntegerDotProductProperties dot = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_PROPERTIES};
     VkPhysicalDeviceExternalMemoryHostPropertiesEXT import = {
@@ -167,7 +170,7 @@ static void learn_features(struct backend *b, const struct extensions *e, const 
     }
     vk.device_properties(b->physical, &p);
     const VkPhysicalDeviceLimits *limits = &p.properties.limits;
-    bool is_plain = is_kept_plain("1");
+    bool is_plain = is_plain_forced("1");
     bool has_device_scope = a->v12.vulkanMemoryModelDeviceScope && !is_plain;
     b->import_align = import.minImportedHostPointerAlignment;
     b->offset_align = limits->minStorageBufferOffsetAlignment;
@@ -183,8 +186,8 @@ static void learn_features(struct backend *b, const struct extensions *e, const 
         .has_dot = dot.integerDotProduct4x8BitPackedSignedAccelerated && !is_plain,
         .has_device_scope = has_device_scope,
         .starts_in_order = starts_in_order(driver.driverID) && has_device_scope,
-        .has_matrix = find_matrices(b->physical, a, v11.subgroupSize) && !is_plain,
-        .has_plain_matrix = is_kept_plain("matrix") && a->v12.shaderFloat16,
+        .has_matrix = has_f16_matrices(b->physical, a, v11.subgroupSize) && !is_plain,
+        .has_plain_matrix = is_plain_forced("matrix") && a->v12.shaderFloat16,
     };
     b->has_subgroups = v11.subgroupSupportedStages & VK_SHADER_STAGE_COMPUTE_BIT &&
                        (v11.subgroupSupportedOperations & subgroup_needs) == subgroup_needs;
@@ -221,8 +224,8 @@ static bool find_family(struct backend *b) {
  */
 
 /* Fills what is known of a device before it is opened; fails for one that will not do. */
-static int learn_device(struct backend *b, VkPhysicalDevice device, struct extensions *e,
-                        struct asked *a, struct err *err) {
+static int probe_device(struct backend *b, VkPhysicalDevice device, struct extensions *e,
+                        struct feature_query *a, struct err *err) {
     VkPhysicalDeviceProperties2 p = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2};
     VkPhysicalDeviceMemoryProperties2 memory = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PROPERTIES_2};
@@ -242,7 +245,7 @@ static int learn_device(struct backend *b, VkPhysicalDevice device, struct exten
     e->n = MAX_EXTENSIONS;
     if (vk.list_device_extensions(device, NULL, &e->n, e->list) < 0)
         e->n = 0;
-    ask_features(device, e, a);
+    query_features(device, e, a);
     if (!a->v12.timelineSemaphore)
         return err_set(err, SLUICE_ERR_UNSUPPORTED, "Vulkan device %s has no timeline semaphores",
                        b->name);
@@ -251,7 +254,7 @@ static int learn_device(struct backend *b, VkPhysicalDevice device, struct exten
                        b->name);
     vk.device_memory(device, &memory);
     b->memory = memory.memoryProperties;
-    learn_features(b, e, a);
+    fill_features(b, e, a);
     if (!b->has_subgroups)
         return err_set(err, SLUICE_ERR_UNSUPPORTED,
                        "Vulkan device %s has no shuffles and votes within subgroups", b->name);
@@ -263,7 +266,7 @@ static int learn_device(struct backend *b, VkPhysicalDevice device, struct exten
 
 /* Devices are numbered as Vulkan lists them, those that will do alone: GPUs first, then drivers
  * that run on the processor. */
-static int find_device(struct backend *b, int number, struct extensions *e, struct asked *a,
+static int find_device(struct backend *b, int number, struct extensions *e, struct feature_query *a,
                        struct err *err) {
     VkPhysicalDevice list[MAX_DEVICES];
     uint32_t n = MAX_DEVICES;
@@ -280,7 +283,7 @@ static int find_device(struct backend *b, int number, struct extensions *e, stru
     for (int is_cpu = 0; is_cpu < 2; is_cpu++)
         for (uint32_t i = 0; i < n; i++) {
             struct err why;
-            int refused = learn_device(b, list[i], e, a, &why);
+            int refused = probe_device(b, list[i], e, a, &why);
             if (refused && !status) {
                 status = refused;
                 *err = why;
@@ -331,7 +334,7 @@ int vulkan_available(struct backend *b, uint64_t *bytes, struct err *err) {
 static bool vulkan_device_line(int i, char *out, size_t size) {
     struct backend *b = calloc(1, sizeof *b);
     struct extensions *e = calloc(1, sizeof *e);
-    struct asked a;
+    struct feature_query a;
     struct err err;
     bool is_there = b && e && find_device(b, i, e, &a, &err) == SLUICE_OK;
     if (is_there)
@@ -370,7 +373,7 @@ static bool is_worth_taking(void) {
         return false;
     struct backend *b = calloc(1, sizeof *b);
     struct extensions *e = calloc(1, sizeof *e);
-    struct asked a;
+    struct feature_query a;
     struct err err;
     bool is_gpu = b && e && find_device(b, 0, e, &a, &err) == SLUICE_OK && !b->is_cpu;
     free(b);
@@ -382,19 +385,33 @@ static bool is_worth_taking(void) {
  */
 
 int vulkan_enter(const struct backend *b, struct err *err) {
-    return b->on->is_lost ? err_set(err, SLUICE_ERR_DEVICE,
-                                    "the Vulkan device failed earlier; close the engine")
-                          : SLUICE_OK;
+    return b->dev->is_lost ? err_set(err, SLUICE_ERR_DEVICE,
+                                     "the Vulkan device failed earlier; close the engine")
+                           : SLUICE_OK;
 }
 
 int vulkan_done(struct backend *b, VkResult result, const char *what, struct err *err) {
     if (result == VK_ERROR_DEVICE_LOST)
-        b->on->is_lost = true;
+        b->dev->is_lost = true;
     return vulkan_check(result, what, err);
 }
 
-/* Everything that the device has and shaders may use is enabled, nothing else. */
-static int make_device(struct backend *b, const struct extensions *e, struct asked *a,
+/* Leaves of the features that the device has those that shaders and queues use. */
+static void enable_features(const struct backend *b, struct feature_query *a) {
+    a->base.features = (VkPhysicalDeviceFeatures){0};
+    a->v11 = (VkPhysicalDeviceVulkan11Features){.sType = a->v11.sType, .pNext = a->v11.pNext};
+    a->v12 = (VkPhysicalDeviceVulkan12Features){
+        .sType = a->v12.sType,
+        .pNext = a->v12.pNext,
+        .shaderFloat16 = a->v12.shaderFloat16,
+        .timelineSemaphore = VK_TRUE,
+        .vulkanMemoryModel = b->can.has_matrix,
+        .vulkanMemoryModelDeviceScope = b->can.has_matrix,
+    };
+    a->matrix.cooperativeMatrixRobustBufferAccess = VK_FALSE;
+}
+
+static int make_device(struct backend *b, const struct extensions *e, struct feature_query *a,
                        struct err *err) {
     static const char *const wanted[] = {
         VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME,
@@ -418,31 +435,7 @@ static int make_device(struct backend *b, const struct extensions *e, struct ask
         .queueCount = b->n_queues,
         .pQueuePriorities = priorities,
     };
-    VkPhysicalDeviceVulkan11Features v11 = a->v11;
-    VkPhysicalDeviceVulkan12Features v12 = a->v12;
-    a->v11 = (VkPhysicalDeviceVulkan11Features){
-        .sType = v11.sType,
-        .pNext = v11.pNext,
-        .storageBuffer16BitAccess = v11.storageBuffer16BitAccess,
-        .uniformAndStorageBuffer16BitAccess = v11.uniformAndStorageBuffer16BitAccess,
-    };
-    a->v12 = (VkPhysicalDeviceVulkan12Features){
-        .sType = v12.sType,
-        .pNext = v12.pNext,
-        .storageBuffer8BitAccess = v12.storageBuffer8BitAccess,
-        .uniformAndStorageBuffer8BitAccess = v12.uniformAndStorageBuffer8BitAccess,
-        .shaderFloat16 = v12.shaderFloat16,
-        .shaderInt8 = v12.shaderInt8,
-        .timelineSemaphore = VK_TRUE,
-        .vulkanMemoryModel = b->can.has_matrix,
-        .vulkanMemoryModelDeviceScope = b->can.has_matrix,
-    };
-    a->matrix.cooperativeMatrixRobustBufferAccess = VK_FALSE;
-    a->base.features = (VkPhysicalDeviceFeatures){
-        .shaderInt16 = a->base.features.shaderInt16,
-        .shaderInt64 = a->base.features.shaderInt64,
-        .shaderFloat64 = a->base.features.shaderFloat64,
-    };
+    enable_features(b, a);
     const VkDeviceCreateInfo info = {
         .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
         .pNext = &a->base,
@@ -451,14 +444,14 @@ static int make_device(struct backend *b, const struct extensions *e, struct ask
         .enabledExtensionCount = n,
         .ppEnabledExtensionNames = names,
     };
-    return vulkan_check(vk.create_device(b->physical, &info, NULL, &b->on->device),
+    return vulkan_check(vk.create_device(b->physical, &info, NULL, &b->dev->device),
                         "opening the Vulkan device", err);
 }
 
 static pthread_mutex_t sharing = PTHREAD_MUTEX_INITIALIZER;
-static struct vulkan_device *shared; /* devices that are open */
+static struct vulkan_device *open_devices; /* of this process */
 
-static void close_shared(struct vulkan_device *d) {
+static void close_device(struct vulkan_device *d) {
     if (d->device) {
         vulkan_close_pipelines(d);
         vk.destroy_device(d->device, NULL);
@@ -468,46 +461,46 @@ static void close_shared(struct vulkan_device *d) {
     free(d);
 }
 
-static int open_shared(struct backend *b, const struct extensions *e, struct asked *a,
+static int open_device(struct backend *b, const struct extensions *e, struct feature_query *a,
                        struct err *err) {
-    b->on = calloc(1, sizeof *b->on);
-    if (!b->on)
+    b->dev = calloc(1, sizeof *b->dev);
+    if (!b->dev)
         return err_memory(err, "the Vulkan device");
-    b->on->physical = b->physical;
-    b->on->has_full_subgroups = a->subgroups.computeFullSubgroups;
-    b->on->has_robustness = a->robustness.pipelineRobustness;
-    b->on->has_statistics = a->statistics.pipelineExecutableInfo && vk.pipeline_statistics;
-    pthread_mutex_init(&b->on->submitting, NULL);
-    pthread_mutex_init(&b->on->making, NULL);
+    b->dev->physical = b->physical;
+    b->dev->has_full_subgroups = a->subgroups.computeFullSubgroups;
+    b->dev->has_robustness = a->robustness.pipelineRobustness;
+    b->dev->has_statistics = a->statistics.pipelineExecutableInfo && vk.pipeline_statistics;
+    pthread_mutex_init(&b->dev->submitting, NULL);
+    pthread_mutex_init(&b->dev->making, NULL);
     int status = make_device(b, e, a, err);
     if (status)
-        b->on->device = VK_NULL_HANDLE;
+        b->dev->device = VK_NULL_HANDLE;
     else
-        status = vulkan_open_pipelines(b->on, err);
+        status = vulkan_open_pipelines(b->dev, err);
     if (status) {
-        close_shared(b->on);
-        b->on = NULL;
+        close_device(b->dev);
+        b->dev = NULL;
         return status;
     }
-    b->on->next = shared;
-    shared = b->on;
+    b->dev->next = open_devices;
+    open_devices = b->dev;
     return SLUICE_OK;
 }
 
 /* The device that another backend of this process has open, or a new one. A lost one is not taken
  * again. */
-static int take_device(struct backend *b, const struct extensions *e, struct asked *a,
+static int take_device(struct backend *b, const struct extensions *e, struct feature_query *a,
                        struct err *err) {
     int status = SLUICE_OK;
     pthread_mutex_lock(&sharing);
-    for (struct vulkan_device *d = shared; d && !b->on; d = d->next)
+    for (struct vulkan_device *d = open_devices; d && !b->dev; d = d->next)
         if (d->physical == b->physical && !d->is_lost)
-            b->on = d;
-    if (!b->on)
-        status = open_shared(b, e, a, err);
+            b->dev = d;
+    if (!b->dev)
+        status = open_device(b, e, a, err);
     if (!status) {
-        b->on->n_users++;
-        b->device = b->on->device;
+        b->dev->n_users++;
+        b->device = b->dev->device;
     }
     pthread_mutex_unlock(&sharing);
     return status;
@@ -515,12 +508,12 @@ static int take_device(struct backend *b, const struct extensions *e, struct ask
 
 static void leave_device(struct backend *b) {
     pthread_mutex_lock(&sharing);
-    if (--b->on->n_users == 0) {
-        struct vulkan_device **at = &shared;
-        while (*at != b->on)
+    if (--b->dev->n_users == 0) {
+        struct vulkan_device **at = &open_devices;
+        while (*at != b->dev)
             at = &(*at)->next;
-        *at = b->on->next;
-        close_shared(b->on);
+        *at = b->dev->next;
+        close_device(b->dev);
     }
     pthread_mutex_unlock(&sharing);
 }
@@ -529,14 +522,14 @@ static void leave_device(struct backend *b) {
 static void vulkan_close(struct backend *b) {
     if (!b)
         return;
-    if (b->on) {
+    if (b->dev) {
         struct err ignored;
         if (b->steps.timeline)
-            vulkan_lane_wait(b, &b->steps, &ignored);
-        if (b->beside.timeline)
-            vulkan_lane_wait(b, &b->beside, &ignored);
-        vulkan_lane_close(b, &b->steps);
-        vulkan_lane_close(b, &b->beside);
+            vulkan_queue_wait(b, &b->steps, &ignored);
+        if (b->copies.timeline)
+            vulkan_queue_wait(b, &b->copies, &ignored);
+        vulkan_queue_close(b, &b->steps);
+        vulkan_queue_close(b, &b->copies);
         vulkan_free_sets(b);
         for (int i = 0; i < VULKAN_MEMORIES; i++)
             vulkan_region_free(b, &b->regions[i]);
@@ -544,10 +537,10 @@ static void vulkan_close(struct backend *b) {
     }
     for (uint32_t i = 0; i < b->n_recordings; i++) {
         free(b->recordings[i].nodes);
-        free(b->bests[i].nodes);
+        free(b->greedy[i].nodes);
     }
     free(b->recordings);
-    free(b->bests);
+    free(b->greedy);
     free(b->places);
     free(b);
 }
@@ -557,7 +550,7 @@ static int vulkan_open(struct backend **out, const struct backend_options *optio
     *out = NULL;
     struct backend *b = calloc(1, sizeof *b);
     struct extensions *e = calloc(1, sizeof *e);
-    struct asked a;
+    struct feature_query a;
     if (!b || !e) {
         free(b);
         free(e);
@@ -569,8 +562,8 @@ static int vulkan_open(struct backend **out, const struct backend_options *optio
     if (!status)
         status = take_device(b, e, &a, err);
     free(e);
-    if (status || (status = vulkan_lane_open(b, &b->steps, 0, err)) ||
-        (status = vulkan_lane_open(b, &b->beside, b->n_queues - 1, err))) {
+    if (status || (status = vulkan_queue_open(b, &b->steps, 0, err)) ||
+        (status = vulkan_queue_open(b, &b->copies, b->n_queues - 1, err))) {
         vulkan_close(b);
         return status;
     }
@@ -645,14 +638,9 @@ static int compare_spans(const void *a, const void *b) {
     return x->from < y->from ? -1 : x->from > y->from;
 }
 
-/* STATE in as few buffers as the device allows, cut between operands. */
-static int make_state(struct backend *b, struct plan *plan, uint64_t bytes, struct err *err) {
-    enum { MOST = 1 << 30 };
-    uint64_t most = b->max_allocation < MOST ? b->max_allocation : MOST, begin = 0, end = 0;
+/* The operands in STATE, by offset; returns how many. spans: for all operands of the plan. */
+static uint32_t list_state(struct plan *plan, struct span *spans) {
     uint32_t n = 0;
-    struct span *spans = calloc((size_t)plan->n_ops * MAX_OPERANDS + 1, sizeof *spans);
-    if (!spans)
-        return err_memory(err, "the table of state");
     for (uint32_t i = 0; i < plan->n_ops; i++) {
         struct operand_ref refs[MAX_OPERANDS];
         uint32_t n_refs = op_operands(&plan->ops[i], refs);
@@ -662,17 +650,34 @@ static int make_state(struct backend *b, struct plan *plan, uint64_t bytes, stru
                                            refs[k].at->offset + operand_bytes(refs[k].at)};
     }
     qsort(spans, n, sizeof *spans, compare_spans);
+    return n;
+}
+
+static int add_state_buffer(struct backend *b, uint64_t begin, uint64_t end, struct err *err) {
+    struct vulkan_buffer buffer;
+    int status = vulkan_make_buffer(b, &buffer, end - begin, VULKAN_ON_DEVICE, "state", err);
+    buffer.start = begin;
+    if (!status && (status = vulkan_region_add(&b->regions[VULKAN_STATE], &buffer, err)))
+        vulkan_free_buffer(b, &buffer);
+    return status;
+}
+
+/* STATE in as few buffers as the device allows, cut between operands. */
+static int make_state(struct backend *b, struct plan *plan, uint64_t bytes, struct err *err) {
+    enum { PIECE_BYTES = 1 << 30 };
+    uint64_t limit = b->max_allocation < PIECE_BYTES ? b->max_allocation : PIECE_BYTES;
+    uint64_t begin = 0, end = 0; /* of the next buffer; of the operands so far */
+    struct span *spans = calloc((size_t)plan->n_ops * MAX_OPERANDS + 1, sizeof *spans);
+    if (!spans)
+        return err_memory(err, "the table of state");
+    uint32_t n = list_state(plan, spans);
     int status = SLUICE_OK;
     for (uint32_t i = 0; !status && i <= n; i++) {
-        bool is_cut = i == n || (spans[i].to - begin > most && spans[i].from >= end &&
+        bool is_cut = i == n || (spans[i].to - begin > limit && spans[i].from >= end &&
                                  spans[i].from > begin && spans[i].from % 256 == 0);
         uint64_t to = i == n ? bytes : spans[i].from;
         if (is_cut && to > begin) {
-            struct vulkan_buffer buffer;
-            status = vulkan_make_buffer(b, &buffer, to - begin, VULKAN_ON_DEVICE, "state", err);
-            buffer.start = begin;
-            if (!status && (status = vulkan_region_add(&b->regions[VULKAN_STATE], &buffer, err)))
-                vulkan_free_buffer(b, &buffer);
+            status = add_state_buffer(b, begin, to, err);
             begin = to;
         }
         end = i < n && spans[i].to > end ? spans[i].to : end;

@@ -156,15 +156,15 @@ static VkResult find_module(struct vulkan_device *d, const struct vulkan_shader 
 }
 
 /* Names of NVIDIA's driver. */
-static void ask_statistics(const struct vulkan_device *d, struct vulkan_pipeline *p) {
-    enum { MOST = 32 };
+static void read_statistics(const struct vulkan_device *d, struct vulkan_pipeline *p) {
+    enum { MAX_STATISTICS = 32 };
     const VkPipelineExecutableInfoKHR info = {
         .sType = VK_STRUCTURE_TYPE_PIPELINE_EXECUTABLE_INFO_KHR,
         .pipeline = p->pipeline,
     };
-    VkPipelineExecutableStatisticKHR list[MOST];
-    uint32_t n = MOST;
-    for (uint32_t i = 0; i < MOST; i++)
+    VkPipelineExecutableStatisticKHR list[MAX_STATISTICS];
+    uint32_t n = MAX_STATISTICS;
+    for (uint32_t i = 0; i < MAX_STATISTICS; i++)
         list[i] = (VkPipelineExecutableStatisticKHR){
             .sType = VK_STRUCTURE_TYPE_PIPELINE_EXECUTABLE_STATISTIC_KHR};
     if (vk.pipeline_statistics(d->device, &info, &n, list) < 0)
@@ -199,7 +199,7 @@ static VkResult make_pipeline(struct vulkan_device *d, struct vulkan_pipeline *p
         .vertexInputs = VK_PIPELINE_ROBUSTNESS_BUFFER_BEHAVIOR_DISABLED_EXT,
         .images = VK_PIPELINE_ROBUSTNESS_IMAGE_BEHAVIOR_DISABLED_EXT,
     };
-    bool is_full = p->has_lanes && d->has_full_subgroups;
+    bool is_full = p->needs_full_subgroups && d->has_full_subgroups;
     const VkComputePipelineCreateInfo info = {
         .sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
         .pNext = d->has_robustness ? &unchecked : NULL,
@@ -215,7 +215,7 @@ static VkResult make_pipeline(struct vulkan_device *d, struct vulkan_pipeline *p
     };
     VkResult result = vk.create_pipelines(d->device, d->cache, 1, &info, NULL, &p->pipeline);
     if (result == VK_SUCCESS && d->has_statistics)
-        ask_statistics(d, p);
+        read_statistics(d, p);
     return result;
 }
 
@@ -248,22 +248,22 @@ static int note_pipeline(struct vulkan_device *d, const struct vulkan_pipeline *
     return SLUICE_OK;
 }
 
-static int find_or_note(struct vulkan_device *on, const struct vulkan_shader *shader,
+static int find_or_note(struct vulkan_device *dev, const struct vulkan_shader *shader,
                         const struct vulkan_dispatch *d, const struct vulkan_pipeline **out,
                         struct err *err) {
-    for (uint32_t i = 0; i < on->n_pipelines; i++)
-        if (is_for(on->pipelines[i], shader, d)) {
-            *out = on->pipelines[i];
+    for (uint32_t i = 0; i < dev->n_pipelines; i++)
+        if (is_for(dev->pipelines[i], shader, d)) {
+            *out = dev->pipelines[i];
             return SLUICE_OK;
         }
     struct vulkan_pipeline p = {.shader = shader,
                                 .n_constants = d->n_constants,
                                 .n_binds = d->n_binds,
-                                .has_lanes = d->has_lanes};
+                                .needs_full_subgroups = d->needs_full_subgroups};
     memcpy(p.constants, d->constants, sizeof p.constants);
-    int status = note_pipeline(on, &p, err);
+    int status = note_pipeline(dev, &p, err);
     if (!status)
-        *out = on->pipelines[on->n_pipelines - 1];
+        *out = dev->pipelines[dev->n_pipelines - 1];
     return status;
 }
 
@@ -275,9 +275,9 @@ int vulkan_find_pipeline(struct backend *b, const struct vulkan_dispatch *d,
                        d->shader);
     if (!out)
         return SLUICE_OK;
-    pthread_mutex_lock(&b->on->making);
-    int status = find_or_note(b->on, shader, d, out, err);
-    pthread_mutex_unlock(&b->on->making);
+    pthread_mutex_lock(&b->dev->making);
+    int status = find_or_note(b->dev, shader, d, out, err);
+    pthread_mutex_unlock(&b->dev->making);
     return status;
 }
 
@@ -287,7 +287,7 @@ int vulkan_find_pipeline(struct backend *b, const struct vulkan_dispatch *d,
 enum { MAX_MAKERS = 16 };
 
 struct making {
-    struct vulkan_device *on;
+    struct vulkan_device *dev;
     atomic_uint next;
     atomic_int result;  /* the first VkResult that is an error, */
     atomic_uint failed; /* and of which pipeline */
@@ -295,9 +295,9 @@ struct making {
 
 static void *make_some(void *user) {
     struct making *m = user;
-    for (uint32_t i; (i = atomic_fetch_add(&m->next, 1)) < m->on->n_pipelines;) {
-        struct vulkan_pipeline *p = m->on->pipelines[i];
-        VkResult result = p->pipeline ? VK_SUCCESS : make_pipeline(m->on, p);
+    for (uint32_t i; (i = atomic_fetch_add(&m->next, 1)) < m->dev->n_pipelines;) {
+        struct vulkan_pipeline *p = m->dev->pipelines[i];
+        VkResult result = p->pipeline ? VK_SUCCESS : make_pipeline(m->dev, p);
         int none = VK_SUCCESS;
         if (result != VK_SUCCESS && atomic_compare_exchange_strong(&m->result, &none, result))
             atomic_store(&m->failed, i);
@@ -307,23 +307,23 @@ static void *make_some(void *user) {
 
 /* Drivers compile in the thread that asks. */
 int vulkan_make_pipelines(struct backend *b, struct err *err) {
-    struct making m = {.on = b->on};
+    struct making m = {.dev = b->dev};
     pthread_t threads[MAX_MAKERS];
-    pthread_mutex_lock(&b->on->making);
+    pthread_mutex_lock(&b->dev->making);
     int n = 0, n_started = 0;
-    for (uint32_t i = 0; i < b->on->n_pipelines && n < MAX_MAKERS && n < cpu_count(); i++)
-        n += !b->on->pipelines[i]->pipeline;
+    for (uint32_t i = 0; i < b->dev->n_pipelines && n < MAX_MAKERS && n < cpu_count(); i++)
+        n += !b->dev->pipelines[i]->pipeline;
     while (n_started < n - 1 && !pthread_create(&threads[n_started], NULL, make_some, &m))
         n_started++;
     make_some(&m);
     for (int i = 0; i < n_started; i++)
         pthread_join(threads[i], NULL);
     if (n)
-        keep_cache(b->on);
+        keep_cache(b->dev);
     int status = SLUICE_OK;
     if (m.result != VK_SUCCESS)
-        status = vulkan_done(b, (VkResult)m.result, b->on->pipelines[m.failed]->shader->name, err);
-    pthread_mutex_unlock(&b->on->making);
+        status = vulkan_done(b, (VkResult)m.result, b->dev->pipelines[m.failed]->shader->name, err);
+    pthread_mutex_unlock(&b->dev->making);
     return status ? err_prefix(err, "making the pipeline of the shader") : SLUICE_OK;
 }
 
@@ -438,7 +438,7 @@ int vulkan_find_set(struct backend *b, const struct vulkan_bind *binds, uint32_t
             .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
             .descriptorPool = b->pools[b->n_pools - 1],
             .descriptorSetCount = 1,
-            .pSetLayouts = &b->on->set_layouts[n_binds],
+            .pSetLayouts = &b->dev->set_layouts[n_binds],
         };
         status =
             vulkan_done(b, vk.allocate_sets(b->device, &info, &made.set), "descriptor sets", err);

@@ -73,7 +73,7 @@ uint64_t vulkan_weight_row_bytes(const struct vulkan_recorder *r, const struct o
 }
 
 /* A piece begins at an aligned byte: 128 rows of an even number of bytes do. */
-uint32_t vulkan_rows_of_a_bind(const struct vulkan_recorder *r, const struct operand *weight) {
+uint32_t vulkan_rows_per_bind(const struct vulkan_recorder *r, const struct operand *weight) {
     uint64_t row = vulkan_weight_row_bytes(r, weight), n = r->can->max_range / row;
     return n >= vulkan_all_rows(weight) ? (uint32_t)vulkan_all_rows(weight)
                                         : (uint32_t)(n / 128 * 128);
@@ -117,7 +117,7 @@ bool vulkan_join(struct vulkan_recorder *r, const struct operand *const *all, ui
 struct vulkan_bind vulkan_work(struct vulkan_recorder *r, uint64_t bytes) {
     uint64_t at = r->work_used;
     CHECK(size_align(bytes, BIND_ALIGN, &bytes) && size_add(at, bytes, &r->work_used));
-    r->work_most = r->work_used > r->work_most ? r->work_used : r->work_most;
+    r->work_peak = r->work_used > r->work_peak ? r->work_used : r->work_peak;
     return (struct vulkan_bind){
         .memory = VULKAN_WORK, .access = VULKAN_READ | VULKAN_WRITE, .offset = at, .bytes = bytes};
 }
@@ -171,7 +171,7 @@ static uint64_t counter_bytes(void) {
     return (VULKAN_COUNTERS + VULKAN_STAGES * VULKAN_STAGE_WORDS) * sizeof(uint32_t);
 }
 
-struct vulkan_bind vulkan_count_words(struct vulkan_recorder *r) {
+struct vulkan_bind vulkan_counter_words(struct vulkan_recorder *r) {
     (void)r;
     return (struct vulkan_bind){.memory = VULKAN_TABLES,
                                 .access = VULKAN_READ | VULKAN_WRITE,
@@ -301,7 +301,7 @@ static uint32_t count_stage(const struct vulkan_node *nodes, uint32_t first, uin
 /* stage: of its push constants; 0: it neither waits nor is counted. */
 static void encode_node(const struct backend *b, VkCommandBuffer commands,
                         const struct vulkan_node *node, uint32_t stage) {
-    VkPipelineLayout layout = b->on->layouts[node->n_binds];
+    VkPipelineLayout layout = b->dev->layouts[node->n_binds];
     uint32_t push[sizeof node->push / sizeof *node->push];
     memcpy(push, node->push, node->push_bytes);
     push[offsetof(struct vulkan_io_at, stage) / sizeof *push] = stage;
@@ -373,7 +373,7 @@ static int add_reset(struct vulkan_recorder *r) {
                                 .groups = {VULKAN_STAGES / THREADS, 1, 1},
                                 .constants = {THREADS},
                                 .n_constants = 1,
-                                .binds = {vulkan_count_words(r)},
+                                .binds = {vulkan_counter_words(r)},
                                 .n_binds = 1};
     r->op = 0;
     return vulkan_add(r, &d);
@@ -398,7 +398,7 @@ static int walk(struct vulkan_recorder *r, uint32_t n_steps) {
 
 /* into NULL: memory is only counted. */
 static struct vulkan_recorder recorder(struct backend *b, const struct plan *plan,
-                                       struct vulkan_recording *into, bool takes_best,
+                                       struct vulkan_recording *into, bool is_greedy,
                                        struct err *err) {
     return (struct vulkan_recorder){.plan = plan,
                                     .can = &b->can,
@@ -407,11 +407,11 @@ static struct vulkan_recorder recorder(struct backend *b, const struct plan *pla
                                     .b = b,
                                     .err = err,
                                     .into = into,
-                                    .takes_best = takes_best};
+                                    .is_greedy = is_greedy};
 }
 
 /* Whether a plan has a second recording, for steps whose outputs take the best tokens. */
-static bool has_best(const struct backend *b, const struct plan *plan) {
+static bool has_greedy(const struct backend *b, const struct plan *plan) {
     return b->can.has_device_scope && plan_wants_burst(plan) && plan->max_outputs < VULKAN_COUNTERS;
 }
 
@@ -421,10 +421,10 @@ int vulkan_count(struct backend *b, struct plan *const *plans, uint32_t n_plans,
     b->table_bytes = counters_at() + counter_bytes();
     for (uint32_t i = 0; i < 2 * n_plans; i++) {
         struct vulkan_recorder r = recorder(b, plans[i / 2], NULL, i % 2, err);
-        int status = i % 2 == 0 || has_best(b, plans[i / 2]) ? walk(&r, 1) : SLUICE_OK;
+        int status = i % 2 == 0 || has_greedy(b, plans[i / 2]) ? walk(&r, 1) : SLUICE_OK;
         if (status)
             return status;
-        b->work_bytes = r.work_most > b->work_bytes ? r.work_most : b->work_bytes;
+        b->work_bytes = r.work_peak > b->work_bytes ? r.work_peak : b->work_bytes;
     }
     return SLUICE_OK;
 }
@@ -432,15 +432,15 @@ int vulkan_count(struct backend *b, struct plan *const *plans, uint32_t n_plans,
 /* Lists so many steps of a plan. */
 static int list_steps(struct backend *b, struct vulkan_recording *into, uint32_t n,
                       struct err *err) {
-    struct vulkan_recorder r = recorder(b, into->plan, into, into->takes_best, err);
+    struct vulkan_recorder r = recorder(b, into->plan, into, into->is_greedy, err);
     int status = walk(&r, n);
-    CHECK(status || r.work_most <= b->regions[VULKAN_WORK].bytes);
+    CHECK(status || r.work_peak <= b->regions[VULKAN_WORK].bytes);
     return status;
 }
 
 /* The burst's list is only needed until it is recorded; what it dispatches the step's list has. */
 static int record_burst(struct backend *b, struct vulkan_recording *into, struct err *err) {
-    struct vulkan_recording burst = {.plan = into->plan, .takes_best = into->takes_best};
+    struct vulkan_recording burst = {.plan = into->plan, .is_greedy = into->is_greedy};
     int status = list_steps(b, &burst, IO_BURST, err);
     if (!status)
         status = vulkan_make_pipelines(b, err);
@@ -455,12 +455,12 @@ static int list_all(struct backend *b, struct plan *const *plans, uint32_t n_pla
     int status = SLUICE_OK;
     for (; !status && b->n_recordings < n_plans; b->n_recordings++) {
         struct vulkan_recording *any = &b->recordings[b->n_recordings],
-                                *best = &b->bests[b->n_recordings];
-        any->plan = best->plan = plans[b->n_recordings];
-        best->takes_best = true;
+                                *greedy = &b->greedy[b->n_recordings];
+        any->plan = greedy->plan = plans[b->n_recordings];
+        greedy->is_greedy = true;
         status = list_steps(b, any, 1, err);
-        if (!status && has_best(b, best->plan))
-            status = list_steps(b, best, 1, err);
+        if (!status && has_greedy(b, greedy->plan))
+            status = list_steps(b, greedy, 1, err);
     }
     return status;
 }
@@ -472,8 +472,8 @@ static int record_one(struct backend *b, struct vulkan_recording *r, struct err 
 
 int vulkan_record(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err) {
     b->recordings = calloc(n_plans, sizeof *b->recordings);
-    b->bests = calloc(n_plans, sizeof *b->bests);
-    if (!b->recordings || !b->bests)
+    b->greedy = calloc(n_plans, sizeof *b->greedy);
+    if (!b->recordings || !b->greedy)
         return err_memory(err, "the recordings");
     double start = seconds_now();
     int status = list_all(b, plans, n_plans, err);
@@ -481,10 +481,10 @@ int vulkan_record(struct backend *b, struct plan *const *plans, uint32_t n_plans
         status = vulkan_make_pipelines(b, err);
     for (uint32_t i = 0; !status && i < n_plans; i++) {
         status = record_one(b, &b->recordings[i], err);
-        if (!status && b->bests[i].n_nodes)
-            status = record_one(b, &b->bests[i], err);
+        if (!status && b->greedy[i].n_nodes)
+            status = record_one(b, &b->greedy[i], err);
     }
     log_line(LOG_DEBUG, "vulkan: %u plans recorded in %.3f s: %u pipelines, %u sets", n_plans,
-             seconds_now() - start, b->on->n_pipelines, b->n_sets);
+             seconds_now() - start, b->dev->n_pipelines, b->n_sets);
     return status;
 }

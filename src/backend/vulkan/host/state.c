@@ -26,27 +26,27 @@ struct cursor {
     uint64_t done; /* of list[i] */
 };
 
-/* The next piece of at most `most` bytes; 0: none is left. */
-static uint64_t next_piece(struct cursor *c, const struct vulkan_region *r, uint64_t most,
+/* The next piece of up to `limit` bytes; 0: none is left. */
+static uint64_t next_piece(struct cursor *c, const struct vulkan_region *r, uint64_t limit,
                            const struct vulkan_buffer **in, uint64_t *at, uint8_t **host) {
     while (c->i < c->n && c->done == c->list[c->i].bytes) {
         c->i++;
         c->done = 0;
     }
-    if (c->i == c->n || most == 0)
+    if (c->i == c->n || limit == 0)
         return 0;
     const struct backend_move *m = &c->list[c->i];
     uint64_t offset = m->offset + c->done, left = m->bytes - c->done;
     *in = vulkan_buffer_at(r, offset);
     *at = offset - (*in)->start;
     *host = (uint8_t *)m->host + c->done;
-    left = bytes_in_buffer(*in, offset, left < most ? left : most);
+    left = bytes_in_buffer(*in, offset, left < limit ? left : limit);
     c->done += left;
     return left;
 }
 
 /* Fills the staging buffer once; what it copied out is the host's when `is_in` is false. */
-static int transfer_once(struct backend *b, struct vulkan_lane *l, const struct vulkan_region *r,
+static int transfer_once(struct backend *b, struct vulkan_queue *q, const struct vulkan_region *r,
                          struct cursor *c, bool is_in, VkSemaphore other, uint64_t after,
                          struct err *err) {
     struct cursor begin = *c;
@@ -54,24 +54,24 @@ static int transfer_once(struct backend *b, struct vulkan_lane *l, const struct 
     VkCommandBuffer commands;
     uint64_t used = 0, at, n;
     uint8_t *host;
-    int status = vulkan_lane_begin(b, l, &commands, err);
+    int status = vulkan_queue_begin(b, q, &commands, err);
     if (status)
         return status;
     while ((n = next_piece(c, r, STAGING_BYTES - used, &in, &at, &host)) > 0) {
         if (is_in) {
-            memcpy(l->staging.host + used, host, n);
-            copy(commands, &l->staging, used, in, at, n);
+            memcpy(q->staging.host + used, host, n);
+            copy(commands, &q->staging, used, in, at, n);
         } else {
-            copy(commands, in, at, &l->staging, used, n);
+            copy(commands, in, at, &q->staging, used, n);
         }
         used += n;
     }
-    if ((status = vulkan_lane_end(b, l, other, after, err)) ||
-        (status = vulkan_lane_wait(b, l, err)) || is_in)
+    if ((status = vulkan_queue_end(b, q, other, after, err)) ||
+        (status = vulkan_queue_wait(b, q, err)) || is_in)
         return status;
     used = 0;
     while ((n = next_piece(&begin, r, STAGING_BYTES - used, &in, &at, &host)) > 0) {
-        memcpy(host, l->staging.host + used, n);
+        memcpy(host, q->staging.host + used, n);
         used += n;
     }
     return SLUICE_OK;
@@ -84,29 +84,29 @@ static bool is_finished(const struct cursor *c) {
     return left == 0;
 }
 
-static int transfer_after(struct backend *b, struct vulkan_lane *l, const struct vulkan_region *r,
+static int transfer_after(struct backend *b, struct vulkan_queue *q, const struct vulkan_region *r,
                           struct cursor c, bool is_in, VkSemaphore other, uint64_t after,
                           struct err *err) {
     int status = vulkan_enter(b, err);
     for (uint32_t i = 0; i < c.n; i++)
         CHECK(c.list[i].offset <= r->bytes && c.list[i].bytes <= r->bytes - c.list[i].offset);
     while (!status && !is_finished(&c))
-        status = transfer_once(b, l, r, &c, is_in, other, after, err);
+        status = transfer_once(b, q, r, &c, is_in, other, after, err);
     return status;
 }
 
-int vulkan_transfer(struct backend *b, struct vulkan_lane *l, const struct vulkan_region *r,
+int vulkan_transfer(struct backend *b, struct vulkan_queue *q, const struct vulkan_region *r,
                     const struct backend_move *list, uint32_t n, bool is_in, struct err *err) {
-    return transfer_after(b, l, r, (struct cursor){.list = list, .n = n}, is_in, VK_NULL_HANDLE, 0,
+    return transfer_after(b, q, r, (struct cursor){.list = list, .n = n}, is_in, VK_NULL_HANDLE, 0,
                           err);
 }
 
 int vulkan_zero(struct backend *b, const struct vulkan_region *r, struct err *err) {
     VkCommandBuffer commands;
-    int status = vulkan_lane_begin(b, &b->steps, &commands, err);
+    int status = vulkan_queue_begin(b, &b->steps, &commands, err);
     for (uint32_t i = 0; !status && i < r->n; i++)
         vk.cmd_fill(commands, r->list[i].buffer, 0, VK_WHOLE_SIZE, 0);
-    return status ? status : vulkan_lane_end(b, &b->steps, VK_NULL_HANDLE, 0, err);
+    return status ? status : vulkan_queue_end(b, &b->steps, VK_NULL_HANDLE, 0, err);
 }
 
 /* ---- STATE ------------------------------------------------------------------------------------
@@ -195,12 +195,12 @@ int vulkan_copy_state(struct backend *b, const struct backend_copy *list, uint32
     VkCommandBuffer commands;
     int status = vulkan_enter(b, err);
     if (!status)
-        status = vulkan_lane_begin(b, &b->steps, &commands, err);
+        status = vulkan_queue_begin(b, &b->steps, &commands, err);
     if (status)
         return status;
     for (uint32_t i = 0; i < n; i++)
         copy_within(b, commands, &list[i]);
-    return vulkan_lane_end(b, &b->steps, VK_NULL_HANDLE, 0, err);
+    return vulkan_queue_end(b, &b->steps, VK_NULL_HANDLE, 0, err);
 }
 
 int vulkan_fence(struct backend *b, uint32_t number, struct err *err) {
@@ -213,7 +213,7 @@ int vulkan_fence(struct backend *b, uint32_t number, struct err *err) {
 int vulkan_move_beside(struct backend *b, uint32_t fence, const struct backend_move *list,
                        uint32_t n, struct err *err) {
     CHECK(fence < BACKEND_FENCES);
-    return transfer_after(b, &b->beside, &b->regions[VULKAN_STATE],
+    return transfer_after(b, &b->copies, &b->regions[VULKAN_STATE],
                           (struct cursor){.list = list, .n = n}, false, b->steps.timeline,
                           b->fences[fence], err);
 }

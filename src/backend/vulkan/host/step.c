@@ -8,7 +8,7 @@
 
 /* What the step has of IO, to where shaders read it: the device's own memory, mostly, so that no
  * dispatch has to fetch or copy it. */
-static void give_io(struct backend *b, const struct plan *plan) {
+static void copy_io(struct backend *b, const struct plan *plan) {
     const uint8_t *from = b->regions[VULKAN_IO].list[0].host;
     uint8_t *to = b->regions[VULKAN_IO_COPY].list[0].host;
     const struct io_header *h = (const struct io_header *)from;
@@ -28,7 +28,7 @@ static void give_io(struct backend *b, const struct plan *plan) {
 }
 
 /* Whether the step's outputs take the best token of their logits as they are. */
-static bool takes_best(const struct backend *b, const struct plan *plan) {
+static bool is_greedy(const struct backend *b, const struct plan *plan) {
     const uint8_t *io = b->regions[VULKAN_IO].list[0].host;
     const struct io_output *o = (const struct io_output *)(io + plan->io.outputs);
     uint32_t n = ((const struct io_header *)io)->n_outputs;
@@ -43,17 +43,17 @@ static bool takes_best(const struct backend *b, const struct plan *plan) {
 /* What serves the step that IO describes. */
 static struct vulkan_recording *recording_for(const struct backend *b, uint32_t plan) {
     CHECK(plan < b->n_recordings);
-    bool is_best = b->bests[plan].n_nodes && takes_best(b, b->recordings[plan].plan);
-    return is_best ? &b->bests[plan] : &b->recordings[plan];
+    bool greedy = b->greedy[plan].n_nodes && is_greedy(b, b->recordings[plan].plan);
+    return greedy ? &b->greedy[plan] : &b->recordings[plan];
 }
 
 static int submit(struct backend *b, uint32_t plan, bool is_burst, struct err *err) {
     struct vulkan_recording *r = recording_for(b, plan);
-    give_io(b, r->plan);
+    copy_io(b, r->plan);
     int status = vulkan_enter(b, err);
     if (!status)
-        status =
-            vulkan_lane_submit(b, &b->steps, is_burst ? r->burst : r->step, VK_NULL_HANDLE, 0, err);
+        status = vulkan_queue_submit(b, &b->steps, is_burst ? r->burst : r->step, VK_NULL_HANDLE, 0,
+                                     err);
     b->running = r->plan;
     b->is_burst = is_burst;
     b->expected = is_burst ? &r->expected_of_burst : &r->expected;
@@ -123,7 +123,7 @@ int vulkan_wait(struct backend *b, struct err *err) {
     if (!status && !b->is_cpu)
         poll_step(b);
     if (!status)
-        status = vulkan_lane_wait(b, &b->steps, err);
+        status = vulkan_queue_wait(b, &b->steps, err);
     if (!status && b->can.starts_in_order)
         status = check_stages(b, err);
     double took = seconds_now() - b->submitted_at, *expected = b->expected;
@@ -146,14 +146,14 @@ int vulkan_run_op(struct backend *b, uint32_t plan, uint32_t op, struct err *err
     uint32_t first = first_node(r, op), n = first_node(r, op + 1) - first, ignored = 0;
     VkCommandBuffer commands;
     int status = vulkan_enter(b, err);
-    give_io(b, r->plan);
+    copy_io(b, r->plan);
     if (!status)
-        status = vulkan_lane_begin(b, &b->steps, &commands, err);
+        status = vulkan_queue_begin(b, &b->steps, &commands, err);
     if (status)
         return status;
     vulkan_encode(b, commands, r->nodes + first, n, false, &ignored);
-    status = vulkan_lane_end(b, &b->steps, VK_NULL_HANDLE, 0, err);
-    return status ? status : vulkan_lane_wait(b, &b->steps, err);
+    status = vulkan_queue_end(b, &b->steps, VK_NULL_HANDLE, 0, err);
+    return status ? status : vulkan_queue_wait(b, &b->steps, err);
 }
 
 /* The step with a time stamp before every op and a barrier after it. */
@@ -162,8 +162,8 @@ static int run_stamped(struct backend *b, const struct vulkan_recording *r, VkQu
     const struct plan *plan = r->plan;
     VkCommandBuffer commands;
     uint32_t ignored = 0;
-    give_io(b, plan);
-    int status = vulkan_lane_begin(b, &b->steps, &commands, err);
+    copy_io(b, plan);
+    int status = vulkan_queue_begin(b, &b->steps, &commands, err);
     if (status)
         return status;
     vk.cmd_reset_queries(commands, queries, 0, plan->n_ops + 1);
@@ -175,8 +175,8 @@ static int run_stamped(struct backend *b, const struct vulkan_recording *r, VkQu
         vulkan_full_barrier(commands);
     }
     vk.cmd_time(commands, VK_PIPELINE_STAGE_BOTTOM_OF_PIPE_BIT, queries, plan->n_ops);
-    status = vulkan_lane_end(b, &b->steps, VK_NULL_HANDLE, 0, err);
-    return status ? status : vulkan_lane_wait(b, &b->steps, err);
+    status = vulkan_queue_end(b, &b->steps, VK_NULL_HANDLE, 0, err);
+    return status ? status : vulkan_queue_wait(b, &b->steps, err);
 }
 
 static int time_by_stamps(struct backend *b, const struct vulkan_recording *r, double *seconds,

@@ -36,7 +36,7 @@ struct vulkan_dispatch {
     uint32_t groups[3];
     uint32_t constants[VULKAN_MAX_CONSTANTS];
     uint32_t n_constants;
-    bool has_lanes; /* the shader numbers its threads by subgroups, which then have to be full */
+    bool needs_full_subgroups; /* the shader numbers its threads by subgroups */
     bool has_stage; /* the shader waits for the stage before it, and is counted: stage.glsl */
     bool resets_stages;
     struct vulkan_bind binds[VULKAN_MAX_BINDS];
@@ -59,7 +59,7 @@ struct vulkan_features {
     uint64_t max_range;     /* bytes of a storage buffer; 128 MiB at least */
     uint32_t n_cores;       /* compute units, where they are known; else a guess */
     bool has_dot;           /* 4 int8 products in an instruction, accelerated */
-    bool has_matrix;        /* products of matrices of halves, 16 x 16 x 16, by subgroups of 32 */
+    bool has_matrix;        /* products of f16 matrices, 16 x 16 x 16, by subgroups of 32 */
     bool has_plain_matrix;  /* their products by plain code, for tests */
     bool has_device_scope;  /* workgroups see each other's writes within a dispatch */
     bool starts_in_order;   /* workgroups start after those of earlier dispatches: stage.glsl */
@@ -79,9 +79,9 @@ struct vulkan_recorder {
     struct err *err;
     struct vulkan_recording *into;
     uint32_t step, n_steps; /* of a burst */
-    bool takes_best;        /* outputs all take the best token of their logits as they are */
+    bool is_greedy;         /* outputs all take the best token of their logits as they are */
     uint32_t op;            /* the running one */
-    uint64_t work_used, work_most;
+    uint64_t work_used, work_peak;
 };
 
 /* What a dispatch reads or writes is said by the operands it binds, and barriers follow from that:
@@ -113,7 +113,7 @@ enum { VULKAN_Q6_K_PLANES = 64 };
 uint32_t vulkan_weight_type(const struct vulkan_recorder *r, const struct operand *weight);
 uint64_t vulkan_weight_row_bytes(const struct vulkan_recorder *r, const struct operand *weight);
 /* How many rows of a matrix fit a buffer; all of them, mostly. */
-uint32_t vulkan_rows_of_a_bind(const struct vulkan_recorder *r, const struct operand *weight);
+uint32_t vulkan_rows_per_bind(const struct vulkan_recorder *r, const struct operand *weight);
 /* Workspace of the running op alone: the next op's dispatches overwrite it. */
 struct vulkan_bind vulkan_work(struct vulkan_recorder *r, uint64_t bytes);
 /* IO: the device's copy, and the host's block. */
@@ -130,7 +130,7 @@ struct vulkan_bind vulkan_angles(struct vulkan_recorder *r, const struct operand
 struct vulkan_bind vulkan_grids(struct vulkan_recorder *r);
 
 /* VULKAN_COUNTERS words that are 0 between two dispatches: who counts in them sets them back. */
-struct vulkan_bind vulkan_count_words(struct vulkan_recorder *r);
+struct vulkan_bind vulkan_counter_words(struct vulkan_recorder *r);
 
 /* The same bytes with another access: a dispatch reads what the one before it wrote. */
 static inline struct vulkan_bind vulkan_as(struct vulkan_bind b, enum vulkan_access access) {

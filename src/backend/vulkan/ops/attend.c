@@ -70,13 +70,13 @@ static int check(struct vulkan_recorder *r, const struct op_attend *a) {
 
 /* The most parts of any row that sees up to n positions, as attend_parts() in attend.glsl. */
 static uint32_t max_parts(uint64_t n) {
-    uint64_t most = 0;
+    uint64_t max = 0;
     for (uint64_t length = PART;; length *= 2) {
         uint64_t limit = length < MAX_PARTS ? length * length : length * MAX_PARTS;
         uint64_t parts = ((n < limit ? n : limit) + length - 1) / length;
-        most = parts > most ? parts : most;
+        max = parts > max ? parts : max;
         if (n <= limit)
-            return (uint32_t)most;
+            return (uint32_t)max;
     }
 }
 
@@ -87,14 +87,16 @@ static uint64_t parts_bytes(const struct vulkan_recorder *r, const struct op_att
 
 static struct tiling tiling_of(const struct vulkan_recorder *r, const struct op_attend *a) {
     uint32_t group = a->heads / a->kv_heads, rows = 1;
-    bool is_roomy = r->can->shared_bytes >= MANY_QUERIES_SHARED;
-    uint32_t most = a->head_width > 256 ? (is_roomy ? 4 : 2) : is_roomy ? 8 : 4;
-    struct tiling t = {.kv_tiles = div_up(group, most),
+    bool has_much_shared = r->can->shared_bytes >= MANY_QUERIES_SHARED;
+    uint32_t max_queries = a->head_width > 256 ? (has_much_shared ? 4 : 2)
+                           : has_much_shared   ? 8
+                                               : 4;
+    struct tiling t = {.kv_tiles = div_up(group, max_queries),
                        .max_parts = max_parts((uint64_t)a->pages.dims[0] * IO_PAGE_POSITIONS)};
     t.heads = div_up(group, t.kv_tiles);
     uint64_t limit = r->can->max_range < MAX_PARTS_BYTES ? r->can->max_range : MAX_PARTS_BYTES;
     t.is_whole = r->plan->max_rows > FEW_ROWS || parts_bytes(r, a, &t) > limit;
-    while (t.is_whole && t.kv_tiles == 1 && 2 * rows * group <= most)
+    while (t.is_whole && t.kv_tiles == 1 && 2 * rows * group <= max_queries)
         rows *= 2;
     t.rows = rows;
     return t;
@@ -137,12 +139,12 @@ static int add_store(struct vulkan_recorder *r, const struct op_attend *a,
     return vulkan_add(r, &d);
 }
 
-/* A workgroup loops over jobs. Mesa's drivers for the processor end all loops of a thread after
- * 65535 turns together, whatever is left to do: there workgroups are many. */
+/* A workgroup loops over jobs. Mesa's CPU drivers end all loops of a thread after 65535 iterations
+ * together, whatever is left to do: there workgroups are many. */
 static uint32_t groups_of(const struct vulkan_recorder *r, uint64_t jobs) {
-    uint64_t most =
+    uint64_t limit =
         r->can->is_processor ? PROCESSOR_GROUPS : GROUPS_PER_CORE * (uint64_t)r->can->n_cores;
-    return (uint32_t)(jobs < most ? jobs : most);
+    return (uint32_t)(jobs < limit ? jobs : limit);
 }
 
 /* queries: of add_store. parts and sums: of a tiling that is not whole. */
@@ -162,7 +164,7 @@ static int add_attend(struct vulkan_recorder *r, const struct op_attend *a, cons
         .constants = {THREADS, a->head_width, a->heads, a->kv_heads, t->rows * t->heads, t->heads,
                       t->kv_tiles, t->rows, t->is_whole, t->max_parts, a->pages.dims[0]},
         .n_constants = 11,
-        .has_lanes = true,
+        .needs_full_subgroups = true,
         .n_binds = 7,
         .push = &push,
         .push_bytes = sizeof push,
@@ -210,7 +212,7 @@ static int add_one(struct vulkan_recorder *r, const struct op_attend *a, const s
                       t->max_parts, a->pages.dims[0], a->rotary, a->pairing == ROPE_NEIGHBOURS,
                       has_q, has_k, combines(r, a, t)},
         .n_constants = 14,
-        .has_lanes = true,
+        .needs_full_subgroups = true,
         .n_binds = 12,
         .push = &push,
         .push_bytes = sizeof push,
@@ -227,7 +229,7 @@ static int add_one(struct vulkan_recorder *r, const struct op_attend *a, const s
     d.binds[9] =
         vulkan_operand(r, a->rotary ? &a->angles : &a->in, VULKAN_READ, &push.angles_first);
     d.binds[10] = vulkan_operand(r, &a->out, VULKAN_WRITE, &push.out_first);
-    d.binds[11] = vulkan_count_words(r);
+    d.binds[11] = vulkan_counter_words(r);
     return vulkan_add(r, &d);
 }
 

@@ -45,8 +45,8 @@ static struct vulkan_dispatch begin(struct vulkan_recorder *r, const struct op_d
                                 .alpha_column = d->alpha_column,
                                 .q_scale = 1 / sqrtf((float)d->key_width)};
     bool is_one = r->plan->max_rows == 1;
-    uint32_t most = min_u32(r->can->subgroup_size, r->can->max_threads / COLUMNS);
-    uint32_t lanes = is_one ? min_u32(ONE_LANES, most) : LANES;
+    uint32_t limit = min_u32(r->can->subgroup_size, r->can->max_threads / COLUMNS);
+    uint32_t lanes = is_one ? min_u32(ONE_LANES, limit) : LANES;
     struct vulkan_dispatch dispatch = {
         .constants = {lanes * COLUMNS, d->key_heads, d->value_heads, d->key_width, d->value_width,
                       d->conv_width, d->head_map == HEADS_TILED, is_one, d->key_width % 4 == 0,
@@ -83,7 +83,7 @@ static int add_rule(struct vulkan_recorder *r, const struct op_delta *d, struct 
     struct vulkan_dispatch rule = begin(r, d, &push);
     uint32_t zero;
     rule.shader = "delta";
-    rule.has_lanes = true;
+    rule.needs_full_subgroups = true;
     rule.groups[0] = d->value_heads * div_up(d->value_width, COLUMNS);
     rule.groups[1] = min_u32(min_u32(r->plan->max_rows, d->state.dims[3]), MAX_ASIDE);
     rule.groups[2] = 1;
@@ -94,7 +94,7 @@ static int add_rule(struct vulkan_recorder *r, const struct op_delta *d, struct 
     rule.binds[7] = vulkan_operand(r, &d->a, VULKAN_READ, &push.a_first);
     rule.binds[8] = vulkan_operand(r, &d->dt, VULKAN_READ, &push.dt_first);
     rule.binds[9] = vulkan_operand(r, &d->out, VULKAN_WRITE, &push.out_first);
-    rule.binds[10] = vulkan_count_words(r);
+    rule.binds[10] = vulkan_counter_words(r);
     rule.n_binds = 11;
     rule.has_stage = r->plan->max_rows == 1;
     return vulkan_add(r, &rule);

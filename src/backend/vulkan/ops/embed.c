@@ -70,12 +70,12 @@ static int add_rows(struct vulkan_recorder *r, const struct op_embed *e, uint32_
 /* None of these waits for another, but pieces of a table that is larger than a buffer may be. */
 int vulkan_record_embed(struct vulkan_recorder *r, const struct op *op) {
     const struct op_embed *e = &op->embed;
-    uint32_t n = e->table.dims[1], most = vulkan_rows_of_a_bind(r, &e->table);
+    uint32_t n = e->table.dims[1], per_bind = vulkan_rows_per_bind(r, &e->table);
     int status = r->step == 0 && r->plan->pages.n_dims ? add_pages(r) : SLUICE_OK;
     if (!status && e->freqs.n_dims)
         status = add_angles(r, e);
-    for (uint32_t first = 0; !status && first < n; first += most)
-        status = add_rows(r, e, first, min_u32(n - first, most));
+    for (uint32_t first = 0; !status && first < n; first += per_bind)
+        status = add_rows(r, e, first, min_u32(n - first, per_bind));
     return status;
 }
 

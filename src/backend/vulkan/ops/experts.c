@@ -9,7 +9,7 @@ enum { MIX_THREADS = 128 };
 static int sort_pairs(struct vulkan_recorder *r, const struct operand *choice,
                       const struct operand *weight, struct vulkan_pairs *sorted,
                       struct vulkan_pairs **pairs) {
-    if (vulkan_meets_f32(r, weight) || !vulkan_can_sort(r, choice->dims[0] - 1, weight->dims[2]))
+    if (vulkan_takes_f32(r, weight) || !vulkan_can_sort(r, choice->dims[0] - 1, weight->dims[2]))
         return SLUICE_OK;
     *pairs = sorted;
     return vulkan_sort(r, choice, weight->dims[2], sorted);
@@ -29,7 +29,7 @@ static int record_in(struct vulkan_recorder *r, const struct op *op, const struc
     struct vulkan_product p = {
         .weight = gate,
         .acts = acts,
-        .is_f32 = vulkan_meets_f32(r, gate),
+        .is_f32 = vulkan_takes_f32(r, gate),
         .act_group = op_act_group(op),
         .rows = r->plan->max_rows,
         .out_stride = o->hidden.stride,
@@ -46,7 +46,7 @@ static int record_in(struct vulkan_recorder *r, const struct op *op, const struc
     }
     int status = vulkan_multiply(r, &p);
     p.weight = up;
-    p.is_f32 = vulkan_meets_f32(r, up);
+    p.is_f32 = vulkan_takes_f32(r, up);
     p.epilogue = PRODUCT_GATED;
     p.out = vulkan_as(p.out, VULKAN_READ | VULKAN_WRITE);
     return status ? status : vulkan_multiply(r, &p);
@@ -64,8 +64,8 @@ int vulkan_record_experts_in(struct vulkan_recorder *r, const struct op *op) {
         .act_group = op_act_group(op),
     };
     for (uint32_t i = 0; i < (o->shared_gate.n_dims ? 4 : 2); i++) {
-        q.needs_f32 |= vulkan_meets_f32(r, weights[i]);
-        q.needs_int8 |= !vulkan_meets_f32(r, weights[i]);
+        q.needs_f32 |= vulkan_takes_f32(r, weights[i]);
+        q.needs_int8 |= !vulkan_takes_f32(r, weights[i]);
     }
     struct vulkan_acts acts;
     struct vulkan_pairs sorted, *pairs = NULL;
@@ -89,7 +89,7 @@ static int record_out(struct vulkan_recorder *r, const struct op *op, const stru
     const struct op_experts_out *o = &op->experts_out;
     uint32_t used = o->choice.dims[0] - 1, k = down->dims[0], width = o->x.dims[0];
     uint32_t routed = used * o->down.dims[0];
-    bool is_f32 = vulkan_meets_f32(r, down);
+    bool is_f32 = vulkan_takes_f32(r, down);
     struct vulkan_prologue q = {
         .in = operand_columns(o->hidden, is_shared ? routed : 0, is_shared ? k : routed),
         .rows = r->plan->max_rows,

@@ -12,7 +12,7 @@ enum {
     LEAST_STRETCH = 1024,
     BEST_THREADS = 256,
     BEST_EACH = 8,       /* logits of a thread in pick_best */
-    MOST_THREADS = 1024, /* of pick.comp: one for each bin; */
+    MAX_THREADS = 1024,  /* of pick.comp: one for each bin; */
     MOST_WEIGHING = 512, /* where it also weighs */
 };
 
@@ -30,10 +30,10 @@ static bool can_count(const struct vulkan_recorder *r) {
     return r->can->has_device_scope && r->plan->max_outputs < VULKAN_COUNTERS;
 }
 
-static uint32_t threads_of(const struct vulkan_recorder *r, uint32_t most) {
+static uint32_t threads_of(const struct vulkan_recorder *r, uint32_t limit) {
     uint32_t threads = 128;
-    most = r->can->shared_bytes > 16384 ? most : min_u32(most, MOST_THREADS / 2);
-    while (2 * threads <= r->can->max_threads && threads < most)
+    limit = r->can->shared_bytes > 16384 ? limit : min_u32(limit, MAX_THREADS / 2);
+    while (2 * threads <= r->can->max_threads && threads < limit)
         threads *= 2;
     return threads;
 }
@@ -82,7 +82,7 @@ static int add_weigh(struct vulkan_recorder *r, const struct op_pick *o, struct 
         .groups = {div_up(vocab, stretch), r->plan->max_outputs, 1},
         .constants = {RANK_THREADS, stretch},
         .n_constants = 2,
-        .has_lanes = true,
+        .needs_full_subgroups = true,
         .n_binds = 6,
         .push = &push,
         .push_bytes = sizeof push,
@@ -125,14 +125,14 @@ static int add_pick(struct vulkan_recorder *r, const struct op_pick *o, struct v
     bool has_counts = o->counts.n_dims, weighs = can_count(r);
     bool is_end = weighs || r->plan->max_outputs == 1;
     uint32_t vocab = o->logits.dims[0], stretches = div_up(vocab, stretch_of(vocab));
-    uint32_t threads = threads_of(r, weighs ? MOST_WEIGHING : MOST_THREADS);
+    uint32_t threads = threads_of(r, weighs ? MOST_WEIGHING : MAX_THREADS);
     struct vulkan_dispatch d = {
         .shader = "pick",
         .groups = {r->plan->max_outputs, weighs ? stretches : 1, 1},
         .constants = {threads, vocab, has_counts, threads, stretches, is_end, stretch_of(vocab),
                       weighs},
         .n_constants = 8,
-        .has_lanes = true,
+        .needs_full_subgroups = true,
         .n_binds = 9,
         .push = &push,
         .push_bytes = sizeof push,
@@ -144,7 +144,7 @@ static int add_pick(struct vulkan_recorder *r, const struct op_pick *o, struct v
     d.binds[5] = vulkan_operand(r, &o->order, both, &push.order_first);
     d.binds[6] = vulkan_as(best, VULKAN_READ);
     d.binds[7] = vulkan_as(sums, both);
-    d.binds[8] = vulkan_count_words(r);
+    d.binds[8] = vulkan_counter_words(r);
     return vulkan_add(r, &d);
 }
 
@@ -185,13 +185,13 @@ static int add_best(struct vulkan_recorder *r, const struct op_pick *o) {
     d.binds[3] = vulkan_operand(r, &o->logits, VULKAN_READ, &push.logits_first);
     d.binds[4] = vulkan_operand(r, &o->wanted, VULKAN_WRITE, &push.wanted_first);
     d.binds[5] = vulkan_work(r, (uint64_t)r->plan->max_outputs * stretches * sizeof(uint64_t));
-    d.binds[6] = vulkan_count_words(r);
+    d.binds[6] = vulkan_counter_words(r);
     return vulkan_add(r, &d);
 }
 
 int vulkan_record_pick(struct vulkan_recorder *r, const struct op *op) {
     const struct op_pick *o = &op->pick;
-    if (r->takes_best)
+    if (r->is_greedy)
         return add_best(r, o);
     uint64_t stretches = div_up(o->logits.dims[0], stretch_of(o->logits.dims[0]));
     uint64_t outputs = r->plan->max_outputs, each = sizeof(uint64_t);

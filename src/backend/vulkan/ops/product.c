@@ -14,7 +14,7 @@ bool vulkan_is_plain(const struct operand *w) {
     return w->type == DT_F32 || w->type == DT_F16 || w->type == DT_BF16;
 }
 
-bool vulkan_meets_f32(const struct vulkan_recorder *r, const struct operand *weight) {
+bool vulkan_takes_f32(const struct vulkan_recorder *r, const struct operand *weight) {
     return r->exact || vulkan_is_plain(weight);
 }
 
@@ -72,7 +72,7 @@ int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
         .constants = {threads, (uint32_t)p->prologue, p->needs_int8 ? p->act_group : 0,
                       p->needs_f32, p->is_head, 0, out->is_tiled, r->can->subgroup_size},
         .n_constants = 8,
-        .has_lanes = true,
+        .needs_full_subgroups = true,
         .n_binds = 7,
         .push = &push,
         .push_bytes = sizeof push,
@@ -301,7 +301,7 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
                    : s.is_tile ? p->pairs->n_tiles
                                : p->rows * p->places,
                    1},
-        .has_lanes = s.is_matrix,
+        .needs_full_subgroups = s.is_matrix,
         .n_binds = 10,
         .push = &push,
         .push_bytes = sizeof push,
@@ -338,22 +338,22 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
 /* Rows of a bind, so many that the next piece begins at a multiple of 256 bytes. */
 static uint32_t rows_of_piece(const struct vulkan_recorder *r, const struct vulkan_product *p,
                               uint32_t total) {
-    uint32_t most = vulkan_rows_of_a_bind(r, p->weight);
+    uint32_t n_rows = vulkan_rows_per_bind(r, p->weight);
     if (p->epilogue == PRODUCT_SWIGLU) {
-        uint32_t second = vulkan_rows_of_a_bind(r, p->second);
-        most = second < most ? second : most;
+        uint32_t second = vulkan_rows_per_bind(r, p->second);
+        n_rows = second < n_rows ? second : n_rows;
     }
     uint32_t step = 256;
     if (p->choice) { /* whole experts */
         uint64_t plane = p->weight->plane * vulkan_weight_row_bytes(r, p->weight);
-        most /= p->weight->plane;
+        n_rows /= p->weight->plane;
         for (step = 1; step < 256 && step * plane % 256; step *= 2)
             ;
     }
-    return most >= total ? total : most / step * step;
+    return n_rows >= total ? total : n_rows / step * step;
 }
 
-int vulkan_no_room(struct vulkan_recorder *r, const struct operand *w) {
+int vulkan_err_too_large(struct vulkan_recorder *r, const struct operand *w) {
     return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
                    "a matrix of %u x %u of %s does not fit the device's buffers of %llu bytes",
                    w->dims[0], w->dims[1], dtype_name(w->type),
@@ -362,11 +362,12 @@ int vulkan_no_room(struct vulkan_recorder *r, const struct operand *w) {
 
 int vulkan_multiply(struct vulkan_recorder *r, const struct vulkan_product *p) {
     uint32_t total = p->choice ? p->weight->dims[2] : p->weight->dims[1];
-    uint32_t most = rows_of_piece(r, p, total);
-    if (most == 0)
-        return vulkan_no_room(r, p->weight);
-    for (uint32_t first = 0; first < total; first += most) {
-        struct piece piece = {first, total - first < most ? total - first : most, most == total};
+    uint32_t n_rows = rows_of_piece(r, p, total);
+    if (n_rows == 0)
+        return vulkan_err_too_large(r, p->weight);
+    for (uint32_t first = 0; first < total; first += n_rows) {
+        struct piece piece = {first, total - first < n_rows ? total - first : n_rows,
+                              n_rows == total};
         int status = multiply_piece(r, p, &piece);
         if (status)
             return status;
@@ -380,6 +381,6 @@ bool vulkan_is_pair(struct vulkan_recorder *r, const struct operand *a, const st
     if (vulkan_weight_type(r, a) != vulkan_weight_type(r, b) || a->plane != b->plane)
         return false;
     return r->plan->max_rows > 1 || a->n_dims > 2 ||
-           (vulkan_rows_of_a_bind(r, a) >= a->dims[1] &&
+           (vulkan_rows_per_bind(r, a) >= a->dims[1] &&
             vulkan_join(r, (const struct operand *[]){a, b}, 2, &ignored, firsts));
 }

@@ -105,11 +105,11 @@ int vulkan_multiply_row(struct vulkan_recorder *r, const struct vulkan_row *p);
  * (product.glsl). */
 uint32_t vulkan_lanes(uint32_t k, bool is_f32);
 uint32_t vulkan_plain_lanes(uint32_t k); /* the same of F32, F16 and BF16 */
-int vulkan_no_room(struct vulkan_recorder *r, const struct operand *w);
+int vulkan_err_too_large(struct vulkan_recorder *r, const struct operand *w);
 bool vulkan_is_plain(const struct operand *w);
 
 /* Whether a matrix is multiplied with f32 activations. */
-bool vulkan_meets_f32(const struct vulkan_recorder *r, const struct operand *weight);
+bool vulkan_takes_f32(const struct vulkan_recorder *r, const struct operand *weight);
 /* Whether two matrices can be gate and up of one product. */
 bool vulkan_is_pair(struct vulkan_recorder *r, const struct operand *a, const struct operand *b);
 

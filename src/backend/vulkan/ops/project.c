@@ -1,8 +1,8 @@
 /* project.c - PROJECT: out = epilogue(weights * prologue(in)), a product a segment. */
 #include "backend/vulkan/ops/product.h"
 
-static bool meets_f32(const struct vulkan_recorder *r, const struct segment *s) {
-    return s->f32_act || vulkan_meets_f32(r, &s->weight);
+static bool takes_f32(const struct vulkan_recorder *r, const struct segment *s) {
+    return s->f32_act || vulkan_takes_f32(r, &s->weight);
 }
 
 static struct vulkan_part part_of(const struct segment *s) {
@@ -22,7 +22,7 @@ static int record_segment(struct vulkan_recorder *r, const struct op *op,
                                  .n_parts = is_pair ? 2 : 1,
                                  .prologue = prologue,
                                  .epilogue = epilogue,
-                                 .is_f32 = meets_f32(r, s),
+                                 .is_f32 = takes_f32(r, s),
                                  .is_head = p->is_lm_head,
                                  .out = &p->out};
         return vulkan_multiply_row(r, &row);
@@ -32,7 +32,7 @@ static int record_segment(struct vulkan_recorder *r, const struct op *op,
         .weight = &s->weight,
         .bias = &s->bias,
         .acts = acts,
-        .is_f32 = meets_f32(r, s),
+        .is_f32 = takes_f32(r, s),
         .act_group = op_act_group(op),
         .epilogue = epilogue,
         .rows = prologue->rows,
@@ -62,7 +62,7 @@ static int record_type(struct vulkan_recorder *r, const struct op *op,
                              .is_head = p->is_lm_head,
                              .out = &p->out};
     for (uint32_t i = 0; i < p->n_segments; i++)
-        if (p->segments[i].weight.type == type && meets_f32(r, &p->segments[i]) == is_f32)
+        if (p->segments[i].weight.type == type && takes_f32(r, &p->segments[i]) == is_f32)
             parts[row.n_parts++] = part_of(&p->segments[i]);
     return row.n_parts ? vulkan_multiply_row(r, &row) : SLUICE_OK;
 }
@@ -101,8 +101,8 @@ int vulkan_record_project(struct vulkan_recorder *r, const struct op *op) {
     q.is_plain = true;
     for (uint32_t i = 0; i < p->n_segments; i++) {
         q.is_plain &= vulkan_is_plain(&p->segments[i].weight);
-        q.needs_f32 |= meets_f32(r, &p->segments[i]);
-        q.needs_int8 |= !meets_f32(r, &p->segments[i]);
+        q.needs_f32 |= takes_f32(r, &p->segments[i]);
+        q.needs_int8 |= !takes_f32(r, &p->segments[i]);
     }
     struct vulkan_acts in_work, *acts = NULL;
     int status = SLUICE_OK;
@@ -112,7 +112,7 @@ int vulkan_record_project(struct vulkan_recorder *r, const struct op *op) {
     }
     if (p->epilogue == EPILOGUE_SWIGLU) {
         const struct segment *a = &p->segments[0], *b = &p->segments[1];
-        if (vulkan_is_pair(r, &a->weight, &b->weight) && meets_f32(r, a) == meets_f32(r, b) &&
+        if (vulkan_is_pair(r, &a->weight, &b->weight) && takes_f32(r, a) == takes_f32(r, b) &&
             !a->bias.n_dims == !b->bias.n_dims)
             return status ? status : record_segment(r, op, acts, &q, 0, PRODUCT_SWIGLU);
         if (!status)
@@ -124,7 +124,7 @@ int vulkan_record_project(struct vulkan_recorder *r, const struct op *op) {
         return record_rows(r, op, &q, epilogue);
     /* As in record_rows. */
     for (uint32_t i = 0; !status && i < 2 * p->n_segments; i++)
-        if (meets_f32(r, &p->segments[i % p->n_segments]) == (i < p->n_segments))
+        if (takes_f32(r, &p->segments[i % p->n_segments]) == (i < p->n_segments))
             status = record_segment(r, op, acts, &q, i % p->n_segments, epilogue);
     return status;
 }

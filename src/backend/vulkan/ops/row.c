@@ -57,9 +57,9 @@ static uint32_t pair_of(const struct vulkan_row *p) {
     return p->epilogue == PRODUCT_SWIGLU ? 2 : 1;
 }
 
-/* n in the fewest equal rounds of at most `most`, a multiple of 64. */
-static uint32_t round_of(uint32_t n, uint32_t most) {
-    return div_up(div_up(n, div_up(n, most)), 64) * 64;
+/* n in the fewest equal rounds of up to `limit`, a multiple of 64. */
+static uint32_t round_of(uint32_t n, uint32_t limit) {
+    return div_up(div_up(n, div_up(n, limit)), 64) * 64;
 }
 
 /* Pieces of a team: units that each of its threads multiplies, one after the other. */
@@ -138,11 +138,11 @@ static struct row_shape plain_shape_of(const struct vulkan_recorder *r, const st
 /* Units of a lane that are loaded at once: such that all batches are whole, if that is possible. */
 static uint32_t plain_batch(const struct operand *w, uint32_t lanes) {
     uint32_t of_lane = div_up(div_up(w->dims[0], 8), lanes);
-    uint32_t most = w->type == DT_F32 ? PLAIN_BATCH / 2 : PLAIN_BATCH;
-    for (uint32_t n = most; n > most / 2; n--)
+    uint32_t limit = w->type == DT_F32 ? PLAIN_BATCH / 2 : PLAIN_BATCH;
+    for (uint32_t n = limit; n > limit / 2; n--)
         if (of_lane % n == 0)
             return n;
-    return div_up(of_lane, div_up(of_lane, most));
+    return div_up(of_lane, div_up(of_lane, limit));
 }
 
 static const char *shader_of(const struct vulkan_recorder *r, const struct vulkan_row *p) {
@@ -308,12 +308,12 @@ static int add_dispatch(struct vulkan_recorder *r, const struct vulkan_row *p,
                             .epilogue = (uint32_t)p->epilogue,
                             .is_head = p->is_head};
     struct vulkan_dispatch d = {.shader = shader_of(r, p),
-                                .has_lanes = true,
+                                .needs_full_subgroups = true,
                                 .has_stage = true,
                                 .n_binds = 10,
                                 .push = &push,
                                 .push_bytes = sizeof push};
-    d.binds[2] = vulkan_count_words(r);
+    d.binds[2] = vulkan_counter_words(r);
     d.binds[0] = d.binds[3] = d.binds[4] = vulkan_io_copy(r, VULKAN_READ);
     d.binds[6] = bind_output(r, p, &column, &out_first);
     d.binds[9] = vulkan_grids(r);
@@ -338,15 +338,15 @@ static int add_dispatch(struct vulkan_recorder *r, const struct vulkan_row *p,
 /* Pieces that a bind can hold, each beginning at a multiple of 256 bytes. */
 static int add_pieces(struct vulkan_recorder *r, const struct vulkan_row *p) {
     const struct operand *w = p->parts[0].weight;
-    uint32_t total = w->dims[1], most = vulkan_rows_of_a_bind(r, w);
-    if (most >= total)
+    uint32_t total = w->dims[1], per_bind = vulkan_rows_per_bind(r, w);
+    if (per_bind >= total)
         return add_dispatch(r, p, &(struct piece){0, total, true});
-    most = most / 256 * 256;
-    if (most == 0)
-        return vulkan_no_room(r, w);
+    per_bind = per_bind / 256 * 256;
+    if (per_bind == 0)
+        return vulkan_err_too_large(r, w);
     int status = SLUICE_OK;
-    for (uint32_t row = 0; !status && row < total; row += most) {
-        struct piece piece = {row, total - row < most ? total - row : most, false};
+    for (uint32_t row = 0; !status && row < total; row += per_bind) {
+        struct piece piece = {row, total - row < per_bind ? total - row : per_bind, false};
         status = add_dispatch(r, p, &piece);
     }
     return status;
@@ -363,7 +363,7 @@ static bool can_join(struct vulkan_recorder *r, const struct vulkan_row *p, uint
         weights[i] = p->parts[i].weight;
         if (n > 1 && (p->parts[i].bias->n_dims > 0 ||
                       vulkan_weight_type(r, weights[i]) != vulkan_weight_type(r, weights[0]) ||
-                      vulkan_rows_of_a_bind(r, weights[i]) < weights[i]->dims[1]))
+                      vulkan_rows_per_bind(r, weights[i]) < weights[i]->dims[1]))
             return false;
     }
     return vulkan_join(r, weights, n, &ignored, firsts);
