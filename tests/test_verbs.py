@@ -606,6 +606,7 @@ def test_a_terminal_sees_prompt_and_colour():
     assert "Once upon a time" not in good(*STORY, "-n", 5)[0].decode()
     for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         assert "\x1b[2m" not in terminal(*STORY, "-n", 1, env=env)[1]
+    assert "\x1b" not in terminal(*STORY, "-n", 1, env={"TERM": "dumb"})[1]  # no bar, either
     assert "\x1b[31m" in terminal("run", "--nonsense")[1]
 
 

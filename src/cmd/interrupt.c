@@ -47,7 +47,7 @@ void interrupt_install(sluice_engine *engine) {
 }
 
 void interrupt_while_loading(bool is_loading) {
-    atomic_store(&has_bar, isatty(STDERR_FILENO));
+    atomic_store(&has_bar, say_has_escapes());
     atomic_store(&loads, is_loading);
 }
 

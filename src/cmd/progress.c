@@ -8,7 +8,7 @@
 #include "cmd/say.h"
 
 static bool is_watched(void) {
-    return isatty(2) && say_shows(SAY_NORMAL);
+    return say_has_escapes() && say_shows(SAY_NORMAL);
 }
 
 /* Replaces the line before; cut to the terminal's width, as a wrapped line could not be replaced.

@@ -29,9 +29,14 @@ bool say_shows(enum say_level level) {
 /* ---- stderr -----------------------------------------------------------------------------------
  */
 
+bool say_has_escapes(void) {
+    const char *terminal = getenv("TERM");
+    return isatty(2) && !(terminal && strcmp(terminal, "dumb") == 0);
+}
+
 static bool has_colour(void) {
-    const char *no_colour = getenv("NO_COLOR"), *terminal = getenv("TERM");
-    return isatty(2) && !(no_colour && *no_colour) && !(terminal && strcmp(terminal, "dumb") == 0);
+    const char *no_colour = getenv("NO_COLOR");
+    return say_has_escapes() && !(no_colour && *no_colour);
 }
 
 #define RED "\033[31m"

@@ -3,7 +3,8 @@
  * (1) A line on stderr never runs into the text: a line that is still open on stdout is ended
  *     first.
  * (2) Names in a line on stderr (files, options) cannot control the terminal.
- * (3) Colour only on a terminal, and not when NO_COLOR is set or TERM is dumb. */
+ * (3) Colour only on a terminal, and not when NO_COLOR is set or TERM is dumb; with the latter no
+ *     escape sequence at all. */
 #ifndef CMD_SAY_H
 #define CMD_SAY_H
 
@@ -24,6 +25,9 @@ enum say_level {
 void say_set_level(enum say_level level);
 /* Whether lines of this level are shown. */
 bool say_shows(enum say_level level);
+
+/* Whether stderr is a terminal that knows escape sequences. */
+bool say_has_escapes(void);
 
 /* One line on stderr, if its level is shown. */
 void say(enum say_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
