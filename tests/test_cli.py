@@ -249,6 +249,16 @@ def ollama_words_are_answered():
     bad(2, "after -p", "run", SHIPPED, "Why is the sky blue?")
     bad(2, "after -p", "chat", SHIPPED, "Why is the sky blue?")
     bad(1, "a GGUF file or a folder", "run", "llama3.2", "-p", "x")
+    for args in (("a.gguf", "-m", "b.gguf"), ("a.gguf", "-p", "x", "--model=b.gguf")):
+        bad(2, "the model is 'a.gguf' and, after -m, 'b.gguf'; expected one of them", "run", *args)
+    bad(1, "no/such", "run", "no/such", "-m", "no/such")  # which is one
+    for verb in ("run", "inspect"):  # a folder that others keep their models in
+        with tempfile.TemporaryDirectory() as d:
+            bad(1, f"{d}/config.json: cannot open: No such file or directory", verb, d)
+            for name in ("b.gguf", "a-00001-of-00002.gguf", "c.GGUF", "d.txt"):
+                Path(d, name).write_text("x")
+            bad(1, f"config.json: cannot open: No such file or directory; a GGUF file in it is {d}/a-00001-of-00002.gguf", verb, d)
+    assert "GGUF file or" not in run("run", "synth:bogus", "-p", "x")[2]
     bad(1, "a GGUF file or a folder", "run", "Qwen/Qwen3-0.6B", "-p", "x")
     for verb in ("run", "chat", "tokenize"):
         bad(1, "a text goes after -p", verb, "Why is the sky blue?")

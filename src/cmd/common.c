@@ -1,4 +1,5 @@
 /* common.c - what several verbs share. */
+#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
@@ -25,12 +26,32 @@ int hint_if_missing(struct err *err, const char *path, const char *hint) {
     return err->code;
 }
 
+/* The first GGUF file of a folder by name, which the first part of a split one is; false: there is
+ * none, or it is no folder. */
+static bool find_gguf(const char *path, char *name, size_t size) {
+    DIR *folder = opendir(path);
+    struct dirent *e;
+    name[0] = 0;
+    while (folder && (e = readdir(folder)))
+        if (str_ends(str_of(e->d_name), ".gguf") && (!name[0] || strcmp(e->d_name, name) < 0))
+            snprintf(name, size, "%s", e->d_name);
+    if (folder)
+        closedir(folder);
+    return name[0];
+}
+
 int hint_of_model(struct err *err, const char *path) {
+    char name[NAME_MAX + 1], config[PATH_MAX];
+    snprintf(config, sizeof config, "%s/config.json", path);
     size_t n = strlen(err->text), length = strlen(path);
     static const char shard[] = ".safetensors";
     size_t ending = sizeof shard - 1;
     if (length > ending && strcmp(path + length - ending, shard) == 0)
         snprintf(err->text + n, sizeof err->text - n, "; give the folder that it is in");
+    if (access(config, F_OK) != 0 && find_gguf(path, name, sizeof name))
+        snprintf(err->text + n, sizeof err->text - n, "; a GGUF file in it is %s/%s", path, name);
+    if (strncmp(path, "synth:", 6) == 0)
+        return err->code;
     return hint_if_missing(err, path,
                            strchr(path, ' ')
                                ? "a model is a GGUF file or a folder, and a text goes after -p"

@@ -402,17 +402,25 @@ static int take_option(const struct usage *u, int argc, char **argv, int *i) {
 
 int opts_parse(const struct usage *u, int argc, char **argv, const char **words) {
     int n_words = 0, status = OPTS_GO_ON;
+    const char *model_word = NULL;
     bool only_words = false;
     for (int i = 0; i < u->max_words; i++)
         words[i] = NULL;
     for (int i = 1; i < argc && status == OPTS_GO_ON; i++) {
-        if (only_words || argv[i][0] != '-' || argv[i][1] == 0)
+        bool is_word = only_words || argv[i][0] != '-' || argv[i][1] == 0;
+        if (is_word)
             status = take_word(u, words, &n_words, argv[i]);
         else if (strcmp(argv[i], "--") == 0)
             only_words = true;
         else
             status = take_option(u, argc, argv, &i);
+        if (is_word && u->model && *u->model == argv[i])
+            model_word = argv[i];
     }
+    if (status == OPTS_GO_ON && model_word && strcmp(model_word, *u->model) != 0)
+        return complain(EXIT_USAGE,
+                        "%s: the model is '%s' and, after -m, '%s'; expected one of them", u->verb,
+                        model_word, *u->model);
     if (status == OPTS_GO_ON && n_words < u->min_words)
         return complain(EXIT_USAGE, "%s: missing argument; usage: sluice %s %s", u->verb, u->verb,
                         u->synopsis);
