@@ -1010,7 +1010,7 @@ TEST(engine_refuses_damaged_sequences) {
     bytes[8] = 1; /* the version */
     write_file(bad, bytes, size);
     expect_refused(&r, bad, "the version before");
-    EXPECT(strstr(sluice_engine_error(r.engine), "has version 1, expected 2") != NULL);
+    EXPECT(strstr(sluice_engine_error(r.engine), "has version 1, expected 3") != NULL);
     unlink(bad);
     expect_refused(&r, bad, "no bytes at all");
     EXPECT_INT(sluice_seq_load(&seq, r.engine, good), SLUICE_OK);

@@ -422,6 +422,21 @@ def test_run_reads_nothing_twice_with_a_folder():
     assert longer["prompt_tokens_kept"] >= first["prompt_tokens"] - 2, longer
 
 
+def test_state_of_another_model_is_not_used():
+    """Files that differ in a constant alone, or in the middle of a matrix."""
+    folder, saved, prompt = TMP / "two models", TMP / "saved prompt", "Once upon a time there was a dog. " * 12
+    ours, key = SHIPPED.read_bytes(), b"layer_norm_rms_epsilon\x06\0\0\0"
+    at, middle = ours.index(key) + len(key), len(ours) // 2
+    models = {"own": ours, "eps": ours[:at] + struct.pack("<f", 1e-5) + ours[at + 4:], "matrix": ours[:middle] + bytes(4096) + ours[middle + 4096:]}
+    for name, data in models.items():
+        (TMP / f"{name}.gguf").write_bytes(data)
+    keeps = lambda name, *args: json.loads(good("run", TMP / f"{name}.gguf", "--temp", 0, "-n", 4, "--json", "-p", prompt, *args)[0])["prompt_tokens_kept"]
+    for args in (("--cache-dir", folder), ("--prompt-cache", saved)):
+        assert keeps("own", *args) == 0 and keeps("own", *args) > 0, args
+        assert keeps("eps", *args) == 0, args
+    assert keeps("matrix", "--cache-dir", folder) == 0
+
+
 def test_what_the_cache_has_to_say_is_said():
     """A damaged file, and a disk that is full: one line each, and the text is what it would be."""
     folder, prompt = TMP / "damaged", "Once upon a time there was a dog. " * 12

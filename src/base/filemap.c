@@ -153,6 +153,7 @@ static int take_content(struct filemap *map, const char *path, bool may_stream, 
         return err_set(err, SLUICE_ERR_IO, "%s: cannot stat: %s", path, strerror(errno));
     map->device = st.st_dev;
     map->inode = st.st_ino;
+    map->modified = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
     if (!S_ISREG(st.st_mode) && (S_ISDIR(st.st_mode) || !may_stream))
         return wrong_kind(path, st.st_mode, err);
     if (S_ISREG(st.st_mode) && st.st_size == 0 && !may_stream) {

@@ -16,6 +16,7 @@ struct filemap {
     bool is_mapped; /* mapped, or read into memory where that was not possible */
     int fd;         /* held while mapped, -1 otherwise */
     uint64_t device, inode;
+    int64_t modified;             /* when, in nanoseconds */
     struct registry_entry *entry; /* its name, for signal handlers; NULL unless mapped */
 };
 

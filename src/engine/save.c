@@ -2,9 +2,9 @@
  *
  *   header | tokens (i32) | recurrent states, then attention pages | XXH3 of it all (u64)
  *
- * Little-endian, like everything here. The fingerprint is that of the model's tensors, a sample of
- * their values included, so that a sequence is only loaded into its own model. A file is checked
- * whole before anything changes. */
+ * Little-endian, like everything here. The fingerprint is that of the model's constants and
+ * tensors, a sample of their values included, so that a sequence is only loaded into its own model.
+ * A file is checked whole before anything changes. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@
 #include "base/size.h"
 #include "engine/engine.h"
 
-enum { SAVE_VERSION = 2, CHUNK = 1 << 20 };
+enum { SAVE_VERSION = 3, CHUNK = 1 << 20 };
 
 struct save_header {
     char magic[8];
@@ -32,13 +32,43 @@ _Static_assert(sizeof(struct save_header) == 64, "save_header");
 
 static const char magic[8] = {'S', 'L', 'U', 'I', 'C', 'E', 'S', 'Q'};
 
+/* Small ones whole: a scaled rotary frequency is among the last. Of others some parts, as reading
+ * gigabytes again would cost more than a prompt. */
+static void add_tensor(struct hash *h, const uint8_t *at, uint64_t bytes) {
+    enum { WHOLE = 1 << 16, PARTS = 4, PART = 64 };
+    if (bytes <= WHOLE)
+        hash_add(h, at, bytes);
+    for (uint64_t i = 0; bytes > WHOLE && i < PARTS; i++)
+        hash_add(h, at + (bytes - PART) / (PARTS - 1) * i, PART);
+}
+
+/* What the bits of a state depend on beside the tensors. */
+static void add_constants(struct hash *h, const struct model *m) {
+    const struct config *c = &m->config;
+    const struct {
+        float eps, rope_scale;
+        uint32_t pairing, head_map, heads, kv_heads, key_heads, value_heads, experts_used;
+    } facts = {
+        .eps = c->eps,
+        .rope_scale = m->rope_scale,
+        .pairing = c->rope.pairing,
+        .head_map = c->head_map,
+        .heads = c->heads,
+        .kv_heads = c->kv_heads,
+        .key_heads = c->key_heads,
+        .value_heads = c->value_heads,
+        .experts_used = c->experts_used,
+    };
+    hash_add(h, c->arch, strlen(c->arch));
+    hash_add(h, &facts, sizeof facts);
+}
+
 uint64_t save_fingerprint(const struct sluice_engine *e) {
-    enum { SAMPLE = 64 };
     struct hash h;
     struct plan *plan = e->plans[0];
-    const struct config *c = &e->model->model->config;
+    const struct model *m = e->model->model;
     hash_begin(&h);
-    hash_add(&h, c->arch, strlen(c->arch));
+    add_constants(&h, m);
     for (uint32_t i = 0; i < plan->n_ops; i++) {
         struct operand_ref refs[MAX_OPERANDS];
         uint32_t n = op_operands(&plan->ops[i], refs);
@@ -47,11 +77,9 @@ uint64_t save_fingerprint(const struct sluice_engine *e) {
             const struct operand *o = refs[k].at;
             if (o->region != REGION_WEIGHTS)
                 continue;
-            uint64_t bytes = operand_bytes(o);
             hash_add(&h, &o->type, sizeof o->type);
             hash_add(&h, o->dims, sizeof o->dims);
-            hash_add(&h, e->model->model->weights->base + o->offset,
-                     bytes < SAMPLE ? bytes : SAMPLE);
+            add_tensor(&h, m->weights->base + o->offset, operand_bytes(o));
         }
     }
     return hash64_end(&h);

@@ -53,7 +53,8 @@ int tiers_plan(struct setup *s, const struct sluice_engine_options *o,
     return SLUICE_OK;
 }
 
-/* Hash of everything that the bits of a state depend on. */
+/* Hash of everything that the bits of a state depend on. The fingerprint has a sample of the
+ * weights alone: the files' times tell whether others have changed. */
 static struct hash128 identity_of(const struct sluice_engine *e) {
     char device[128] = "";
     struct {
@@ -77,6 +78,11 @@ static struct hash128 identity_of(const struct sluice_engine *e) {
     hash_add(&h, &facts, sizeof facts);
     hash_add(&h, e->kind->name, strlen(e->kind->name) + 1);
     hash_add(&h, name, strlen(name));
+    const struct weights *w = e->model->model->weights;
+    for (uint32_t i = 0; i < w->n_files; i++) {
+        const uint64_t file[] = {w->files[i].size, (uint64_t)w->files[i].modified};
+        hash_add(&h, file, sizeof file);
+    }
     return hash128_end(&h);
 }
 
