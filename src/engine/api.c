@@ -1,6 +1,5 @@
 /* api.c - the public interface of engines and sequences: checks arguments, keeps errors with their
  * handle. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/size.h"

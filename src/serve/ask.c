@@ -1,7 +1,6 @@
 /* ask.c - what a client asks for, in whichever API: the model, and the fields of a request. */
 #include "serve/ask.h"
 
-#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
