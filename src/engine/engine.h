@@ -1,8 +1,9 @@
 /* engine.h - the structs of the handles of sluice.h, and what the files of this folder share.
  *
  * engine.c opens: options to plans, plans to a backend, all of it checked against the available
- * memory. batch.c runs a step. state.c owns the memory of sequences, pages.c and cache.c track who
- * uses which part of it; tiers.c opens the tiers below the device. save.c writes and reads
+ * memory. batch.c runs a step. state.c owns the memory of sequences, resume.c takes over what is
+ * cached, payload.c moves it between tiers; pages.c and cache.c track who uses which part of it;
+ * tiers.c opens the tiers below the device. save.c writes and reads
  * sequences as files, sampler.c fills in how tokens are picked, text.c turns them into text;
  * api_model.c and api.c are the public interface.
  *

@@ -22,11 +22,10 @@
  *     row that is: no copy.
  *
  * Operations do what may fail first, then change the tables. */
-#include "engine/state.h"
-
 #include <string.h>
 
 #include "base/size.h"
+#include "engine/state_parts.h"
 #include "plan/build.h"
 
 /* ---- the layout -------------------------------------------------------------------------------
@@ -74,14 +73,6 @@ int state_layout_of(struct state_layout *l, const struct plan *plan, struct aren
     return SLUICE_OK;
 }
 
-static bool is_recurrent(const struct state *st) {
-    return st->layout.n_recurrent > 0;
-}
-
-static uint64_t item(struct piece p, uint32_t i) {
-    return p.offset + i * p.bytes;
-}
-
 /* ---- moving contents --------------------------------------------------------------------------
  */
 
@@ -92,8 +83,8 @@ static int copy_pieces(const struct state *st, const struct piece *list, uint32_
     for (uint32_t i = 0; i < n; i++)
         if (list[i].bytes)
             st->copies[n_copies++] = (struct backend_copy){
-                .to = item(list[i], to),
-                .from = from == NO_CELL ? BACKEND_ZEROS : item(list[i], from),
+                .to = piece_item(list[i], to),
+                .from = from == NO_CELL ? BACKEND_ZEROS : piece_item(list[i], from),
                 .bytes = list[i].bytes,
             };
     return n_copies ? st->kind->copy_state(st->backend, st->copies, n_copies, err) : SLUICE_OK;
@@ -111,18 +102,16 @@ static int copy_counts(const struct state *st, uint32_t to, uint32_t from, struc
     return copy_pieces(st, &st->layout.counts, 1, to, from, err);
 }
 
-/* Writes the entries of the slot's table from `first` on. */
-static int write_table(const struct state *st, uint32_t slot, uint32_t first, struct err *err) {
+int state_write_table(const struct state *st, uint32_t slot, uint32_t first, struct err *err) {
     const struct slot *s = &st->slots[slot];
     if (first >= s->n_pages || st->layout.table.bytes == 0)
         return SLUICE_OK;
     return st->kind->write_state(st->backend,
-                                 item(st->layout.table, slot) + first * sizeof *s->pages,
+                                 piece_item(st->layout.table, slot) + first * sizeof *s->pages,
                                  (s->n_pages - first) * sizeof *s->pages, s->pages + first, err);
 }
 
-/* Writes the token counts of the first n tokens. */
-static int write_counts(struct state *st, uint32_t slot, uint32_t n, struct err *err) {
+int state_write_counts(struct state *st, uint32_t slot, uint32_t n, struct err *err) {
     if (st->layout.counts.bytes == 0)
         return SLUICE_OK;
     memset(st->counts, 0, st->options.n_vocab * sizeof *st->counts);
@@ -130,165 +119,8 @@ static int write_counts(struct state *st, uint32_t slot, uint32_t n, struct err 
         uint16_t *count = &st->counts[st->slots[slot].tokens[i]];
         *count += *count < UINT16_MAX;
     }
-    return st->kind->write_state(st->backend, item(st->layout.counts, slot),
+    return st->kind->write_state(st->backend, piece_item(st->layout.counts, slot),
                                  st->layout.counts.bytes, st->counts, err);
-}
-
-/* ---- the tiers below --------------------------------------------------------------------------
- */
-
-/* An entry's payload: the recurrent state of a cell, then the keys and values of a page; each only
- * where the entry has it. Of a partly filled page only the entry's positions are moved: a slot may
- * be writing after them. */
-struct payload {
-    const struct state *st;
-    uint32_t cell, page; /* where it is or goes to on the device; NO_CELL, NO_PAGE: not needed */
-    uint32_t positions;  /* of the page; 0: the entry has none */
-    bool has_cell;
-};
-
-/* Turns stretches of a payload into a list of moves. */
-struct move_list {
-    uint64_t at, n; /* bytes [at, at + n) of the payload are in ... */
-    uint8_t *host;  /* ... this memory */
-    uint64_t begin; /* of the next stretch, in the payload */
-    struct backend_move *moves;
-    uint32_t n_moves;
-};
-
-/* Adds the payload's next stretch: so many bytes, of which the first `used` are moved to or from
- * this place in STATE. 0: it is skipped. */
-static void add_stretch(struct move_list *l, uint64_t offset, uint64_t bytes, uint64_t used) {
-    uint64_t from = l->at > l->begin ? l->at : l->begin, end = l->begin + used;
-    uint64_t to = l->at + l->n < end ? l->at + l->n : end;
-    if (from < to)
-        l->moves[l->n_moves++] =
-            (struct backend_move){offset + from - l->begin, to - from, l->host + (from - l->at)};
-    l->begin += bytes;
-}
-
-static void add_page(struct move_list *l, const struct payload *p, struct piece piece) {
-    bool is_whole = p->positions == PAGE;
-    uint32_t n = is_whole ? 1 : piece.n_heads;
-    uint64_t bytes = piece.bytes / n, used = is_whole ? bytes : bytes / PAGE * p->positions;
-    for (uint32_t i = 0; i < n; i++)
-        add_stretch(l, item(piece, p->page) + i * bytes, bytes, p->page == NO_PAGE ? 0 : used);
-}
-
-/* Lists every stretch of bytes [at, at + n) of the payload and where it is in host memory; returns
- * how many there are. */
-static uint32_t list_moves(const struct payload *p, uint64_t at, uint64_t n, uint8_t *host,
-                           struct backend_move *moves) {
-    const struct state_layout *layout = &p->st->layout;
-    struct move_list l = {.at = at, .n = n, .host = host, .moves = moves};
-    for (uint32_t i = 0; p->has_cell && i < layout->n_recurrent; i++) {
-        struct piece piece = layout->recurrent[i];
-        add_stretch(&l, item(piece, p->cell), piece.bytes, p->cell == NO_CELL ? 0 : piece.bytes);
-    }
-    for (uint32_t i = 0; p->positions && i < layout->n_paged; i++)
-        add_page(&l, p, layout->paged[i]);
-    return l.n_moves;
-}
-
-/* Moves them all in one call. */
-static int move_pieces(const struct payload *p, uint64_t at, uint64_t n, uint8_t *host, bool is_in,
-                       struct err *err) {
-    const struct state *st = p->st;
-    uint32_t n_moves = list_moves(p, at, n, host, st->moves);
-    return n_moves ? st->kind->move_state(st->backend, st->moves, n_moves, is_in, err) : SLUICE_OK;
-}
-
-static struct payload payload_of(const struct state *st, uint32_t e) {
-    const struct entry *at = cache_entry(&st->cache, e);
-    return (struct payload){
-        .st = st,
-        .cell = at->cell,
-        .page = at->page,
-        .positions = at->n_tokens,
-        .has_cell = at->kind == ENTRY_SNAPSHOT && is_recurrent(st),
-    };
-}
-
-static int fill_payload(void *user, uint64_t at, uint64_t n, void *to, struct err *err) {
-    const struct cache_payload *which = user;
-    struct payload p = payload_of(which->user, which->entry);
-    return move_pieces(&p, at, n, to, false, err);
-}
-
-static int take_payload(void *user, uint64_t at, uint64_t n, const void *from, struct err *err) {
-    return move_pieces(user, at, n, (uint8_t *)from, true, err);
-}
-
-/* Loads an entry that is not on the device into a cell and a page; either may be none. */
-static int load_entry(struct state *st, uint32_t e, uint32_t cell, uint32_t page, bool *is_found,
-                      struct err *err) {
-    struct payload p = payload_of(st, e);
-    p.cell = cell;
-    p.page = page;
-    return cache_load(&st->cache, e, take_payload, &p, is_found, err);
-}
-
-_Static_assert((int)HOST_JOBS <= (int)BACKEND_FENCES, "a fence for every job");
-
-/* The same on the host tier's thread, while steps run. */
-static int fence(void *user, uint32_t job, struct err *err) {
-    const struct state *st = user;
-    return st->kind->fence ? st->kind->fence(st->backend, job, err) : SLUICE_OK;
-}
-
-static int fill_beside(void *user, uint32_t job, struct host_source from, uint64_t at, uint64_t n,
-                       void *to, struct err *err) {
-    struct state *st = user;
-    const struct payload p = {st, from.cell, from.page, from.positions, from.cell != NO_CELL};
-    uint32_t n_moves = list_moves(&p, at, n, to, st->moves_beside);
-    if (st->kind->move_beside)
-        return st->kind->move_beside(st->backend, job, st->moves_beside, n_moves, err);
-    int status = SLUICE_OK;
-    for (const struct backend_move *m = st->moves_beside; !status && n_moves-- > 0; m++)
-        status = st->kind->peek(st->backend, REGION_STATE, m->offset, m->bytes, m->host, err);
-    return status;
-}
-
-enum { MIN_FETCH_BYTES = 4 << 20 }; /* read in 2 ms or less */
-
-int state_attach(struct state *st, struct host_tier *host, struct disk_tier *disk,
-                 struct disk_fetch *fetch, struct err *err) {
-    int status = host_tier_start(host, &(struct host_filler){st, fence, fill_beside}, err);
-    if (!status)
-        cache_attach(&st->cache,
-                     &(struct cache_lower){host, disk, fetch, MIN_FETCH_BYTES, fill_payload, st});
-    return status;
-}
-
-void state_copy_ahead(struct state *st) {
-    cache_copy_ahead(&st->cache);
-}
-
-enum {
-    MIN_JUDGED_BYTES = 4 << 20, /* bytes of a state; smaller ones are copied in no time */
-    PROMPT_ROWS = 64,           /* steps with fewer rows tell at most what a prompt's token costs */
-};
-
-void state_note_step(struct state *st, uint32_t rows, double seconds) {
-    struct cache *c = &st->cache;
-    struct cache_rates *r = &c->rates;
-    const double usual_disk = 0.5e-9; /* 2 GB/s, until one is measured */
-    if (!c->lower.host || st->layout.recurrent_bytes < MIN_JUDGED_BYTES || rows == 0)
-        return;
-    struct sluice_moved out = host_tier_filled(c->lower.host), back = c->from_host;
-    double now = seconds / rows, known = r->token_seconds;
-    if (known == 0 || (rows < PROMPT_ROWS && now < known))
-        r->token_seconds = now;
-    else if (rows >= PROMPT_ROWS)
-        r->token_seconds += (now - known) / 8;
-    r->disk_byte_seconds =
-        c->from_disk.bytes ? c->from_disk.seconds / (double)c->from_disk.bytes : usual_disk;
-    r->byte_seconds = (out.bytes ? out.seconds / (double)out.bytes : 0) +
-                      (back.bytes ? back.seconds / (double)back.bytes : 0);
-}
-
-void state_detach(struct state *st) {
-    cache_detach(&st->cache);
 }
 
 /* ---- tables -----------------------------------------------------------------------------------
@@ -305,10 +137,11 @@ static bool make_slot(struct state *st, struct slot *s, struct arena *arena) {
 static struct cache_options cache_options_of(const struct state *st) {
     const struct state_options *o = &st->options;
     return (struct cache_options){
-        .n_entries = o->n_pages + (is_recurrent(st) ? o->n_snapshots : o->n_pages) + o->n_lower,
+        .n_entries =
+            o->n_pages + (state_is_recurrent(st) ? o->n_snapshots : o->n_pages) + o->n_lower,
         .first_cell = o->n_slots + o->n_spare,
         .n_cells = o->n_snapshots,
-        .is_recurrent = is_recurrent(st),
+        .is_recurrent = state_is_recurrent(st),
         .page_bytes = st->layout.page_bytes,
         .cell_bytes = st->layout.recurrent_bytes,
     };
@@ -345,8 +178,7 @@ int state_init(struct state *st, const struct state_options *options, struct are
 /* ---- pages ------------------------------------------------------------------------------------
  */
 
-/* Drops the slot's pages from entry n on. */
-static void drop_pages(struct state *st, uint32_t slot, uint32_t n) {
+void state_drop_pages(struct state *st, uint32_t slot, uint32_t n) {
     struct slot *s = &st->slots[slot];
     while (s->n_pages > n)
         page_drop(&st->pages, s->pages[--s->n_pages], slot);
@@ -425,7 +257,7 @@ static int enter_blocks(struct state *st, uint32_t slot, struct err *err) {
         *page = known;
         first = min_u32(first, at / PAGE);
     }
-    return write_table(st, slot, first, err);
+    return state_write_table(st, slot, first, err);
 }
 
 /* Makes a snapshot of the slot's first `position` tokens, unless there is one or it does not fit.
@@ -451,11 +283,11 @@ static int take_snapshot(struct state *st, uint32_t slot, struct err *err) {
     uint32_t tail = s->length % PAGE, cell = NO_CELL;
     bool is_known = cache_entry(&st->cache, s->block)->position == s->length - tail &&
                     cache_has_snapshot(&st->cache, s->block, s->tokens + s->length - tail, tail);
-    if (is_known || s->length == 0 || (!is_recurrent(st) && tail == 0))
+    if (is_known || s->length == 0 || (!state_is_recurrent(st) && tail == 0))
         return SLUICE_OK;
-    if (is_recurrent(st) && (cell = cache_take_cell(&st->cache)) == NO_CELL)
+    if (state_is_recurrent(st) && (cell = cache_take_cell(&st->cache)) == NO_CELL)
         return SLUICE_OK;
-    int status = is_recurrent(st) ? copy_recurrent(st, cell, s->cell, err) : SLUICE_OK;
+    int status = state_is_recurrent(st) ? copy_recurrent(st, cell, s->cell, err) : SLUICE_OK;
     if (!status)
         keep_snapshot(st, slot, s->length, cell);
     else
@@ -469,7 +301,7 @@ static void write_through(struct state *st, const struct slot *s) {
     if (e != NO_ENTRY &&
         cache_entry(&st->cache, e)->position >= cache_entry(&st->cache, s->block)->position)
         cache_write_through(&st->cache, e);
-    else if (!is_recurrent(st))
+    else if (!state_is_recurrent(st))
         cache_write_through(&st->cache, s->block);
 }
 
@@ -511,11 +343,11 @@ static void end_planned(struct state *st, uint32_t slot, bool is_there) {
 
 uint32_t state_plan_drafts(struct state *st, uint32_t slot, uint32_t n) {
     struct slot *s = &st->slots[slot];
-    if (is_recurrent(st))
+    if (state_is_recurrent(st))
         n = min_u32(n, st->options.n_spare - st->n_spare_used);
     s->first_spare = st->n_spare_used;
     s->n_drafted = n;
-    st->n_spare_used += is_recurrent(st) ? n : 0;
+    st->n_spare_used += state_is_recurrent(st) ? n : 0;
     return n;
 }
 
@@ -536,7 +368,7 @@ static void keep_spare(struct state *st, uint32_t slot, uint32_t position, uint3
 }
 
 uint32_t state_borrow_cell(struct state *st) {
-    if (!is_recurrent(st))
+    if (!state_is_recurrent(st))
         return NO_CELL;
     return st->options.n_spare ? st->spare[0] : cache_take_cell(&st->cache);
 }
@@ -580,7 +412,7 @@ void state_close(struct state *st, uint32_t slot, bool is_kept) {
     end_planned(st, slot, false);
     bool is_known = is_kept && enter_blocks(st, slot, &ignored) == SLUICE_OK &&
                     take_snapshot(st, slot, &ignored) == SLUICE_OK;
-    drop_pages(st, slot, 0);
+    state_drop_pages(st, slot, 0);
     if (is_known)
         write_through(st, s);
     s->length = s->n_tokens = s->n_drafts = s->n_marks = 0;
@@ -603,8 +435,7 @@ uint32_t state_rows_to_snapshot(const struct state *st, uint32_t slot) {
     return next_snapshot(st, s) - s->length;
 }
 
-/* Removes the marks that the slot has reached; returns the last of them, 0: none. */
-static uint32_t pass_marks(struct slot *s) {
+uint32_t state_pass_marks(struct slot *s) {
     uint32_t n = 0, last = 0;
     while (n < s->n_marks && s->marks[n] <= s->length)
         last = s->marks[n++];
@@ -623,7 +454,7 @@ static bool is_due(const struct state *st, uint32_t n, bool on_mark) {
 static void end_drafts(struct state *st, uint32_t slot, uint32_t first, uint32_t kept,
                        bool on_mark) {
     struct slot *s = &st->slots[slot];
-    if (!is_recurrent(st))
+    if (!state_is_recurrent(st))
         return;
     if (kept < s->n_drafted)
         swap(&s->cell, &st->spare[s->first_spare + kept]);
@@ -638,11 +469,11 @@ int state_advance(struct state *st, uint32_t slot, uint32_t rows, uint32_t kept,
     uint32_t first = s->length + rows;
     CHECK(kept <= s->n_drafted && (s->n_drafted == 0 || first == s->n_tokens));
     s->length = first;
-    bool on_mark = s->n_marks && pass_marks(s) == first;
+    bool on_mark = s->n_marks && state_pass_marks(s) == first;
     s->n_tokens += kept;
     s->length += kept;
     s->is_rewound = false;
-    drop_pages(st, slot, pages_for(s->length));
+    state_drop_pages(st, slot, pages_for(s->length));
     int status = enter_blocks(st, slot, err);
     end_planned(st, slot, status == SLUICE_OK);
     end_drafts(st, slot, first, kept, on_mark);
@@ -698,7 +529,7 @@ int state_fork(struct state *st, uint32_t from, uint32_t *to, struct err *err) {
         status = copy_counts(st, *to, from, err);
     if (!status) {
         share_pages(st, old, new);
-        status = write_table(st, *to, 0, err);
+        status = state_write_table(st, *to, 0, err);
     }
     if (status) {
         state_close(st, *to, false);
@@ -717,16 +548,15 @@ int state_fork(struct state *st, uint32_t from, uint32_t *to, struct err *err) {
 /* ---- rewind -----------------------------------------------------------------------------------
  */
 
-/* Restores the recurrent state of a snapshot, from any tier; NO_ENTRY: the empty state. */
-static int restore(struct state *st, uint32_t slot, uint32_t snapshot, bool *is_found,
-                   struct err *err) {
+int state_restore(struct state *st, uint32_t slot, uint32_t snapshot, bool *is_found,
+                  struct err *err) {
     uint32_t own = st->slots[slot].cell;
     *is_found = true;
     if (snapshot == NO_ENTRY)
         return zero_recurrent(st, own, err);
     st->n_used++;
     uint32_t cell = cache_entry(&st->cache, snapshot)->cell;
-    return cell == NO_CELL ? load_entry(st, snapshot, own, NO_PAGE, is_found, err)
+    return cell == NO_CELL ? state_load_entry(st, snapshot, own, NO_PAGE, is_found, err)
                            : copy_recurrent(st, own, cell, err);
 }
 
@@ -738,7 +568,7 @@ static int restore_before(struct state *st, uint32_t slot, uint32_t n, uint32_t 
         bool is_found;
         uint32_t snapshot = cache_snapshot_before(&st->cache, s->block, s->tokens, n);
         *length = snapshot == NO_ENTRY ? 0 : cache_entry(&st->cache, snapshot)->position;
-        int status = restore(st, slot, snapshot, &is_found, err);
+        int status = state_restore(st, slot, snapshot, &is_found, err);
         if (status)
             return status;
         if (!is_found) {
@@ -751,16 +581,15 @@ static int restore_before(struct state *st, uint32_t slot, uint32_t n, uint32_t 
     }
 }
 
-/* Takes the slot's memory back to its first n positions, or fewer: then tokens wait. */
-static int go_back(struct state *st, uint32_t slot, uint32_t n, struct err *err) {
+int state_go_back(struct state *st, uint32_t slot, uint32_t n, struct err *err) {
     struct slot *s = &st->slots[slot];
     uint32_t length = n;
-    int status = is_recurrent(st) ? restore_before(st, slot, n, &length, err) : SLUICE_OK;
+    int status = state_is_recurrent(st) ? restore_before(st, slot, n, &length, err) : SLUICE_OK;
     if (!status)
-        status = write_counts(st, slot, length, err);
+        status = state_write_counts(st, slot, length, err);
     if (status)
         return status;
-    drop_pages(st, slot, pages_for(length));
+    state_drop_pages(st, slot, pages_for(length));
     s->length = length;
     s->block = cache_block_before(&st->cache, s->block, length);
     return SLUICE_OK;
@@ -769,7 +598,7 @@ static int go_back(struct state *st, uint32_t slot, uint32_t n, struct err *err)
 int state_rewind(struct state *st, uint32_t slot, uint32_t n, uint32_t held, struct err *err) {
     struct slot *s = &st->slots[slot];
     CHECK(s->is_open && held <= n && n <= s->n_tokens);
-    int status = held < s->length ? go_back(st, slot, held, err) : SLUICE_OK;
+    int status = held < s->length ? state_go_back(st, slot, held, err) : SLUICE_OK;
     if (status)
         return status;
     while (s->n_marks && s->marks[s->n_marks - 1] > n)
@@ -784,232 +613,8 @@ int state_rewind(struct state *st, uint32_t slot, uint32_t n, uint32_t held, str
 int state_undo(struct state *st, uint32_t slot, struct err *err) {
     end_planned(st, slot, false);
     st->slots[slot].n_drafted = 0;
-    int status = go_back(st, slot, st->slots[slot].length, err);
-    return status ? status : write_table(st, slot, 0, err);
-}
-
-/* ---- resume -----------------------------------------------------------------------------------
- */
-
-/* Where a slot may continue from: whole blocks, then a part of a page. */
-struct target {
-    uint32_t position, block;
-    uint32_t tail; /* the entry whose page has the part; NO_ENTRY: another slot's page has ... */
-    uint32_t page; /* ... or there is none: NO_PAGE */
-    uint32_t snapshot; /* of the recurrent state, else NO_ENTRY */
-};
-
-/* Finds tokens in common with other slots after the matched block, if that is more than the cache
- * has; *page: where they are. Always less than a page: a full page would be a block, unless the
- * cache had no room for it. */
-static void match_slots(const struct state *st, uint32_t slot, struct match *m, uint32_t *page) {
-    const struct slot *s = &st->slots[slot];
-    for (uint32_t i = 0; i < st->options.n_slots; i++) {
-        const struct slot *other = &st->slots[i];
-        if (i == slot || !other->is_open || other->block != m->block)
-            continue;
-        uint32_t max = min_u32(other->length, s->n_tokens), at = m->position;
-        while (at < max && at + 1 < m->position + PAGE && other->tokens[at] == s->tokens[at])
-            at++;
-        if (at - m->position <= m->tail)
-            continue;
-        m->tail = at - m->position;
-        m->entry = NO_ENTRY;
-        *page = other->pages[m->position / PAGE];
-    }
-}
-
-/* Without recurrent state any position up to `max` will do. */
-static struct target cut_at(const struct state *st, const struct match *m, uint32_t page,
-                            uint32_t max) {
-    uint32_t position = min_u32(m->position + m->tail, max);
-    struct target t = {
-        .position = position, .page = NO_PAGE, .tail = NO_ENTRY, .snapshot = NO_ENTRY};
-    t.block = cache_block_before(&st->cache, m->block, position);
-    if (position % PAGE == 0)
-        return t;
-    t.tail = m->entry;
-    t.page = page;
-    for (uint32_t b = m->block; b != t.block; b = cache_entry(&st->cache, b)->parent)
-        t.tail = b;
-    return t;
-}
-
-static struct target snapshot_at(const struct state *st, const struct slot *s,
-                                 const struct match *m, uint32_t max) {
-    struct target t = {.page = NO_PAGE, .tail = NO_ENTRY, .block = CACHE_ROOT};
-    t.snapshot = cache_snapshot_before(&st->cache, m->block, s->tokens, max);
-    if (t.snapshot == NO_ENTRY)
-        return t;
-    const struct entry *e = cache_entry(&st->cache, t.snapshot);
-    t.position = e->position;
-    t.block = e->parent;
-    t.tail = e->n_tokens ? t.snapshot : NO_ENTRY;
-    return t;
-}
-
-static struct target find_target(const struct state *st, uint32_t slot, uint32_t max,
-                                 uint32_t *matched) {
-    const struct slot *s = &st->slots[slot];
-    struct match m = cache_match(&st->cache, s->tokens, s->n_tokens);
-    uint32_t page = NO_PAGE;
-    match_slots(st, slot, &m, &page);
-    *matched = m.position + m.tail;
-    return is_recurrent(st) ? snapshot_at(st, s, &m, min_u32(max, *matched))
-                            : cut_at(st, &m, page, max);
-}
-
-/* Lists the target's blocks in block_list and its pages in page_list: the slot shares those on the
- * device; NO_PAGE for others. Returns how many others. */
-static uint32_t share_target(struct state *st, const struct target *t) {
-    uint32_t i = t->position / PAGE, part = t->position % PAGE, n_missing = 0;
-    if (part) {
-        uint32_t page = t->tail == NO_ENTRY ? t->page : cache_entry(&st->cache, t->tail)->page;
-        st->page_list[i] = page;
-        n_missing += page == NO_PAGE;
-        if (page != NO_PAGE)
-            page_share(&st->pages, page, part);
-    }
-    for (uint32_t b = t->block; b != CACHE_ROOT; b = cache_entry(&st->cache, b)->parent) {
-        uint32_t page = cache_entry(&st->cache, b)->page;
-        st->block_list[--i] = b;
-        st->page_list[i] = page;
-        n_missing += page == NO_PAGE;
-        if (page != NO_PAGE)
-            page_share(&st->pages, page, PAGE);
-    }
-    return n_missing;
-}
-
-static void drop_target(struct state *st, uint32_t slot, const struct target *t) {
-    for (uint32_t i = 0; i < pages_for(t->position); i++)
-        if (st->page_list[i] != NO_PAGE)
-            page_drop(&st->pages, st->page_list[i], slot);
-}
-
-/* The position of the first page for which none is free. */
-static uint32_t position_of_missing(const struct state *st, uint32_t n) {
-    uint32_t i = 0;
-    while (st->page_list[i] != NO_PAGE || n-- > 0)
-        i++;
-    return i * PAGE;
-}
-
-/* Loads the blocks that are not on the device, from the first on; *lost: one that was not found. */
-static int load_blocks(struct state *st, uint32_t slot, const struct target *t,
-                       struct state_found *found, uint32_t *lost, struct err *err) {
-    int status = SLUICE_OK;
-    for (uint32_t i = 0; !status && *lost == NO_ENTRY && i < t->position / PAGE; i++) {
-        uint32_t e = st->block_list[i];
-        bool is_found = true;
-        found->from[cache_tier(&st->cache, e)] += PAGE;
-        if (st->page_list[i] != NO_PAGE)
-            continue;
-        st->page_list[i] = page_take(&st->pages, slot);
-        status = load_entry(st, e, NO_CELL, st->page_list[i], &is_found, err);
-        if (!is_found)
-            *lost = e;
-        else if (!status)
-            cache_restore_page(&st->cache, e, st->page_list[i]);
-    }
-    return status;
-}
-
-/* Loads the part of a page after the blocks, and the recurrent state. What is not on the device
- * goes straight to the slot. */
-static int load_tail(struct state *st, uint32_t slot, const struct target *t,
-                     struct state_found *found, uint32_t *lost, struct err *err) {
-    uint32_t i = t->position / PAGE, part = t->position % PAGE;
-    bool is_found = true, is_missing = part && st->page_list[i] == NO_PAGE;
-    int status = SLUICE_OK;
-    found->from[t->tail == NO_ENTRY ? TIER_DEVICE : cache_tier(&st->cache, t->tail)] += part;
-    if (is_missing) {
-        st->page_list[i] = page_take(&st->pages, slot);
-        status = load_entry(st, t->tail, is_recurrent(st) ? st->slots[slot].cell : NO_CELL,
-                            st->page_list[i], &is_found, err);
-        st->n_used += is_recurrent(st);
-    } else if (is_recurrent(st)) {
-        status = restore(st, slot, t->snapshot, &is_found, err);
-    }
-    if (!is_found)
-        *lost = is_missing ? t->tail : t->snapshot;
-    return status;
-}
-
-/* The slot gets the target's pages in place of its own. */
-static void take_pages(struct state *st, uint32_t slot, const struct target *t) {
-    struct slot *s = &st->slots[slot];
-    drop_pages(st, slot, 0);
-    s->n_pages = pages_for(t->position);
-    memcpy(s->pages, st->page_list, s->n_pages * sizeof *s->pages);
-    s->block = t->block;
-    s->length = t->position;
-    pass_marks(s);
-}
-
-/* Moves the slot to the target. If a part of it is lost or does not fit, *is_done is false, and the
- * next search will find another: *max is lower, or the cache has forgotten what was lost. */
-static int take_over(struct state *st, uint32_t slot, const struct target *t, uint32_t *max,
-                     struct state_found *found, bool *is_done, struct err *err) {
-    uint32_t end = t->snapshot != NO_ENTRY ? t->snapshot : t->tail != NO_ENTRY ? t->tail : t->block;
-    uint32_t lost = NO_ENTRY;
-    cache_pin(&st->cache, end, true);
-    uint32_t n_missing = share_target(st, t), n_free = pages_available(&st->pages);
-    int status = SLUICE_OK;
-    bool fits = n_missing <= n_free, is_touched = false;
-    memset(found->from, 0, sizeof found->from);
-    if (fits)
-        status = load_blocks(st, slot, t, found, &lost, err);
-    if ((is_touched = fits && !status && lost == NO_ENTRY))
-        status = load_tail(st, slot, t, found, &lost, err);
-    cache_pin(&st->cache, end, false);
-    *is_done = fits && !status && lost == NO_ENTRY;
-    if (*is_done) {
-        take_pages(st, slot, t);
-        cache_use(&st->cache, end);
-        return SLUICE_OK;
-    }
-    if (!fits)
-        *max = position_of_missing(st, n_free);
-    found->lacks_pages |= !fits;
-    drop_target(st, slot, t);
-    if (lost != NO_ENTRY)
-        cache_lose(&st->cache, lost);
-    if (!status && is_touched && is_recurrent(st)) /* its state may be half overwritten */
-        status = go_back(st, slot, st->slots[slot].length, err);
-    return status;
-}
-
-int state_resume(struct state *st, uint32_t slot, uint32_t max, struct state_found *found,
-                 struct err *err) {
-    struct slot *s = &st->slots[slot];
-    uint32_t before = s->length;
-    bool is_done = max == 0;
-    int status = SLUICE_OK;
-    *found = (struct state_found){0};
-    CHECK(max <= s->n_tokens);
-    while (!status && !is_done) {
-        struct target t = find_target(st, slot, max, &found->matched);
-        if (t.position <= s->length)
-            break;
-        status = take_over(st, slot, &t, &max, found, &is_done, err);
-    }
-    found->held = s->length;
-    if (status || s->length <= before) {
-        memset(found->from, 0, sizeof found->from);
-        return status;
-    }
-    status = write_counts(st, slot, s->length, err);
-    return status ? status : write_table(st, slot, 0, err);
-}
-
-bool state_fetch(struct state *st, const int32_t *tokens, uint32_t n) {
-    struct match m = cache_match(&st->cache, tokens, n);
-    uint32_t end = m.entry == NO_ENTRY ? m.block : m.entry;
-    if (is_recurrent(st))
-        end =
-            cache_snapshot_before(&st->cache, m.block, tokens, min_u32(n - 1, m.position + m.tail));
-    return end != NO_ENTRY && end != CACHE_ROOT && cache_fetch(&st->cache, end);
+    int status = state_go_back(st, slot, st->slots[slot].length, err);
+    return status ? status : state_write_table(st, slot, 0, err);
 }
 
 /* ---- save and load ----------------------------------------------------------------------------
@@ -1023,8 +628,8 @@ int state_adopt(struct state *st, uint32_t slot, uint32_t length, struct err *er
     while (s->n_pages < pages_for(length))
         s->pages[s->n_pages++] = page_take(&st->pages, slot);
     s->length = length;
-    int status = write_counts(st, slot, length, err);
-    return status ? status : write_table(st, slot, 0, err);
+    int status = state_write_counts(st, slot, length, err);
+    return status ? status : state_write_table(st, slot, 0, err);
 }
 
 int state_each_stretch(const struct state *st, uint32_t slot, stretch_fn *fn, void *user,
@@ -1033,10 +638,10 @@ int state_each_stretch(const struct state *st, uint32_t slot, stretch_fn *fn, vo
     const struct slot *s = &st->slots[slot];
     int status = SLUICE_OK;
     for (uint32_t i = 0; !status && i < l->n_recurrent; i++)
-        status = fn(user, item(l->recurrent[i], s->cell), l->recurrent[i].bytes, err);
+        status = fn(user, piece_item(l->recurrent[i], s->cell), l->recurrent[i].bytes, err);
     for (uint32_t p = 0; !status && p < s->n_pages; p++)
         for (uint32_t i = 0; !status && i < l->n_paged; i++)
-            status = fn(user, item(l->paged[i], s->pages[p]), l->paged[i].bytes, err);
+            status = fn(user, piece_item(l->paged[i], s->pages[p]), l->paged[i].bytes, err);
     return status;
 }
 
