@@ -327,6 +327,8 @@ def test_openai_errors():
                           (dict(messages=[]), "messages is empty"), (dict(messages=[{"role": 3}]), "messages[0].role is a number"),
                           (dict(messages=[{"role": "", "content": "x"}]), "messages[0].role is '', expected system, developer, user"),
                           (dict(messages=[FOX[0], {"role": "robot", "content": "x"}]), "messages[1].role is 'robot'"),
+                          (dict(messages=[{"role": "user", "text": "x"}]), "messages[0].content is missing, expected a string or an array of parts"),
+                          (dict(messages=[{"role": "system", "content": None}, FOX[0]]), "messages[0].content is null, expected"),
                           (dict(logit_bias={"+1": 1}), "the key '+1'"), (dict(logit_bias={" 1": 1}), "the key ' 1'"), (dict(logit_bias={"01": 1}), "the key '01'"),
                           (dict(logit_bias={"8192": 1}), "the key '8192', expected a token id, 0 to 8191"),
                           (dict(modalities=["text", "audio"], audio={"voice": "x", "format": "wav"}), "modalities has audio, expected text alone"),
@@ -435,6 +437,11 @@ def test_formats():
             assert isinstance(json.loads(r.message.content), dict)
         else:
             assert r.message.content.startswith("{")
+    # As llama.cpp's server takes a schema: beside the type.
+    one = {"type": "object", "properties": {"a": {"const": 7}}, "required": ["a"]}
+    for kind in ("json_object", "json_schema"):
+        r = text(temperature=1, response_format={"type": kind, "schema": one})
+        assert json.loads(r.message.content) == {"a": 7}, r
     # What one answer may take is shared by all of a request.
     many_ways = {"messages": FOX, "grammar": 'root ::= s\ns ::= "a" s s "b"? | "a" s "c"? s | "a"', "max_tokens": 120, "temperature": 0}
     got = [s.request("POST", "/v1/chat/completions", {**many_ways, "n": n}) for n in (1, 8)]

@@ -225,12 +225,16 @@ void ask_read_format(struct ask *ask, struct fields *f, const struct ask_model *
     fields_string(f, "grammar", &grammar);
     const char *type = json_string_value(json_object_get(format, "type"));
     const json_t *schema = json_object_get(json_object_get(format, "json_schema"), "schema");
+    if (!schema) /* where llama.cpp's server has it, for both types */
+        schema = json_object_get(format, "schema");
+    if (json_is_null(schema))
+        schema = NULL;
     if (grammar && !f->wrong)
         set_format(ask, f, "grammar", m, FORMAT_GBNF, str_of(grammar));
     if (!format || f->wrong)
         return;
     if (type && strcmp(type, "json_object") == 0)
-        ask_set_schema(ask, f, name, m, NULL);
+        ask_set_schema(ask, f, name, m, schema);
     else if (type && strcmp(type, "json_schema") == 0 && schema)
         ask_set_schema(ask, f, name, m, schema);
     else if (type && strcmp(type, "json_schema") == 0)

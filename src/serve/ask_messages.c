@@ -111,9 +111,15 @@ static json_t *plain_message(struct fields *f, const json_t *message, size_t num
     if (!role)
         return NULL;
     snprintf(where, sizeof where, "messages[%zu].content", number);
-    json_t *content = ask_content(f, "messages", json_object_get(message, "content"), where);
-    if (f->wrong)
+    const json_t *said = json_object_get(message, "content");
+    if ((!said || json_is_null(said)) && (strcmp(role, "user") == 0 || strcmp(role, "system") == 0))
+        fields_refuse(f, "messages", "%s is %s, expected a string or an array of parts", where,
+                      json_kind(said));
+    json_t *content = ask_content(f, "messages", said, where);
+    if (f->wrong) {
+        json_decref(content);
         return NULL;
+    }
     snprintf(where, sizeof where, "messages[%zu]", number);
     json_t *out = json_pack("{s:s, s:o}", "role", role, "content", content);
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
