@@ -1,35 +1,26 @@
 /* kernels_attend_x86.h - caches of q8_0 and q4_0 for few queries, on x86.
  *
  * Keys are put into the order of QK's vectors while they are bytes, a block's scale beside them;
- * values are decoded as they are met. So a split is read once, and what is written of it is a tile
- * of bytes. A decoded value is the same product of scale and quant as elsewhere: the same bits.
+ * values are decoded when they are multiplied. So a split is read once, and what is written of it
+ * is a tile of bytes. A decoded value is the same product of scale and quant as elsewhere: the same
+ * bits.
  *
  * Included by kernels_attend.h; kernels_avx2.c and kernels_avx512.c define
- *   V_BYTES(p)           LANES signed bytes as f32
- *   V_TURN_BYTES(r, to)  sixteen bytes of ATTEND_PARTS keys, four bytes of each side by side
- *   V_SPREAD(f16s)       ATTEND_PARTS f16 as f32, each in four lanes */
-
-enum {
-    BLOCKS_OF_FOUR = 4 * LANES / 32, /* blocks that four vectors of values are */
-    BLOCK_VECTORS = 32 / LANES,
-};
+ *   struct key_scales                    the scales of a block of ATTEND_PARTS keys
+ *   key_scales(f16s)                     the same of ATTEND_PARTS f16
+ *   turn_block(from, row, is_q4, to)     a block of ATTEND_PARTS keys, `row` bytes apart, as signed
+ *                                        bytes, 8 LANES, in an order that key_values knows
+ *   key_values(bytes, i, scales)         values 4 i .. 4 i + 3 of these keys
+ *   KEY_VECTORS(rows)                    vectors of keys that are multiplied with so many queries
+ *                                        at once, 2 or 4
+ *   VALUE_BLOCKS                         blocks that four vectors of values are
+ *   struct value_scales                  the scales of these blocks of ATTEND_POSITIONS values
+ *   put_scales(f16s, b, p, to)           the same of block b, LANES positions from p on
+ *   block_values(at, is_q4, s, p, to)    the four vectors of position p */
 
 static bool attend_has_blocks(const struct attend_split *s, uint32_t first) {
     return (s->type == DT_Q8_0 || s->type == DT_Q4_0) && s->width % (4 * LANES) == 0 &&
            s->n_queries - first <= ATTEND_DIRECT;
-}
-
-/* The 32 quants of a block. */
-F32_INLINE void block_bytes(const uint8_t *block, bool is_q4, __m128i *to /* (2) */) {
-    const __m128i *qs = (const __m128i *)(const void *)(block + 2);
-    to[0] = _mm_loadu_si128(qs);
-    if (!is_q4) {
-        to[1] = _mm_loadu_si128(qs + 1);
-        return;
-    }
-    const __m128i low = _mm_set1_epi8(15), bias = _mm_set1_epi8(8);
-    to[1] = _mm_sub_epi8(_mm_and_si128(_mm_srli_epi16(to[0], 4), low), bias);
-    to[0] = _mm_sub_epi8(_mm_and_si128(to[0], low), bias);
 }
 
 F32_INLINE size_t block_size(bool is_q4) {
@@ -38,79 +29,89 @@ F32_INLINE size_t block_size(bool is_q4) {
 
 /* ---- QK -------------------------------------------------------------------------------------- */
 
-/* A tile of keys: [vector][four values][part] bytes, and [vector][block] scales. */
+/* A tile of keys, and its scales: [vector][block]. */
 struct attend_bytes {
     uint8_t at[ATTEND_BLOCK * ATTEND_MAX_WIDTH];
-    float scales[ATTEND_MAX_WIDTH / 32 * 4 * LANES];
+    struct key_scales scales[ATTEND_MAX_WIDTH / 32 * 4];
     struct attend_ahead *ahead; /* fetched meanwhile */
     int lines;                  /* of it to a block of the keys, 8 at most */
 };
 
-/* Vector v of the tile of keys from position p on. */
-F32_INLINE void attend_turn_vector(const struct attend_split *s, bool is_q4, uint32_t p, uint32_t v,
-                                   struct attend_bytes *to) {
+/* The tile of keys from position p on. A scale that was stored alone can't be loaded with others
+ * before the store is done: so they are converted last. */
+F32_INLINE void attend_turn_tile(const struct attend_split *s, bool is_q4, uint32_t p,
+                                 struct attend_bytes *to) {
     const uint32_t blocks = s->width / 32;
     const size_t row = blocks * block_size(is_q4);
-    const uint8_t *from = (const uint8_t *)s->keys + (p + v) * row;
-    for (uint32_t b = 0; b < blocks; b++, from += block_size(is_q4)) {
-        __m128i low[ATTEND_PARTS], high[ATTEND_PARTS];
-        uint16_t d[ATTEND_PARTS];
-        UNROLL for (size_t part = 0; part < ATTEND_PARTS; part++) {
-            const uint8_t *block = from + part * 4 * row;
-            __m128i two[2];
-            attend_soon(block + ATTEND_BLOCK * row);
-            block_bytes(block, is_q4, two);
-            low[part] = two[0];
-            high[part] = two[1];
-            memcpy(&d[part], block, sizeof d[part]);
+    uint16_t f16s[ATTEND_MAX_WIDTH / 32 * 4][ATTEND_PARTS];
+    for (uint32_t v = 0, i = 0; v < 4; v++) {
+        const uint8_t *from = (const uint8_t *)s->keys + (p + v) * row;
+        for (uint32_t b = 0; b < blocks; b++, i++, from += block_size(is_q4)) {
+            UNROLL for (size_t part = 0; part < ATTEND_PARTS; part++) {
+                const uint8_t *block = from + part * 4 * row;
+                if (b % 2 == 0) /* two blocks are about a line */
+                    attend_soon(block + ATTEND_BLOCK * row);
+                memcpy(&f16s[i][part], block, sizeof f16s[i][part]);
+            }
+            turn_block(from, 4 * row, is_q4, to->at + (size_t)i * 8 * LANES);
         }
-        uint8_t *bytes = to->at + (size_t)(v * blocks + b) * 8 * LANES;
-        V_TURN_BYTES(low, bytes);
-        V_TURN_BYTES(high, bytes + 4 * LANES);
-        V_STORE(to->scales + (size_t)(v * blocks + b) * LANES, V_SPREAD(d));
     }
+    for (uint32_t i = 0; i < 4 * blocks; i++)
+        to->scales[i] = key_scales(f16s[i]);
 }
 
 static TARGET void attend_turn_q8_0(const struct attend_split *s, uint32_t p,
                                     struct attend_bytes *to) {
-    for (uint32_t v = 0; v < 4; v++)
-        attend_turn_vector(s, false, p, v, to);
+    attend_turn_tile(s, false, p, to);
 }
 
 static TARGET void attend_turn_q4_0(const struct attend_split *s, uint32_t p,
                                     struct attend_bytes *to) {
-    for (uint32_t v = 0; v < 4; v++)
-        attend_turn_vector(s, true, p, v, to);
+    attend_turn_tile(s, true, p, to);
 }
 
 typedef void attend_bytes_fn(const struct attend_bytes *keys, uint32_t blocks, const float *query,
                              size_t stride, float *out);
 
-/* `rows` is a constant where this is inlined. */
-F32_INLINE void attend_bytes_tile(const struct attend_bytes *keys, uint32_t blocks,
-                                  const float *query, size_t stride, int rows, float *out) {
+/* The sums of some vectors of the tile from v on, in pairs. `vectors` and `rows` are constants
+ * where this is inlined. */
+F32_INLINE void attend_bytes_sums(const struct attend_bytes *keys, uint32_t blocks, size_t v,
+                                  size_t vectors, const float *query, size_t stride, int rows,
+                                  VEC pairs[][ATTEND_ROWS]) {
+    const int lines = vectors == 4 ? keys->lines : (keys->lines + 1) / 2;
+    const uint8_t *at = keys->at + v * blocks * 8 * LANES;
+    const struct key_scales *scales = keys->scales + v * blocks;
     struct attend_ahead ahead = *keys->ahead;
     VEC acc[4][ATTEND_ROWS];
-    UNROLL for (int v = 0; v < 4; v++) UNROLL for (int q = 0; q < rows; q++) acc[v][q] = V_ZERO();
-    for (uint32_t b = 0; b < blocks; b++) {
-        const float *scales = keys->scales + (size_t)b * LANES;
-        const uint8_t *at = keys->at + (size_t)b * 8 * LANES;
-        for (int i = 0; i < 8; i++, at += LANES, query += 4) {
+    UNROLL for (size_t u = 0; u < vectors; u++) UNROLL for (int q = 0; q < rows; q++) acc[u][q] =
+        V_ZERO();
+    for (uint32_t b = 0; b < blocks; b++, at += 8 * LANES, scales++) {
+        UNROLL for (int i = 0; i < 8; i++, query += 4) {
             VEC key[4];
-            if (i < keys->lines)
+            if (i < lines)
                 attend_fetch(&ahead);
-            UNROLL for (size_t v = 0; v < 4; v++) key[v] =
-                V_BYTES(at + v * blocks * 8 * LANES) * V_LOAD(scales + v * blocks * LANES);
+            UNROLL for (size_t u = 0; u < vectors; u++) key[u] =
+                key_values(at + u * blocks * 8 * LANES, i, scales + u * blocks);
             UNROLL for (int q = 0; q < rows; q++) {
                 VEC x = V_FOUR(query + (size_t)q * stride);
-                UNROLL for (int v = 0; v < 4; v++) acc[v][q] = V_FUSED(key[v], x, acc[v][q]);
+                UNROLL for (size_t u = 0; u < vectors; u++) acc[u][q] =
+                    V_FUSED(key[u], x, acc[u][q]);
             }
         }
     }
     *keys->ahead = ahead;
+    UNROLL for (size_t u = 0; u < vectors; u += 2) UNROLL for (int q = 0; q < rows; q++)
+        pairs[(v + u) / 2][q] = V_PAIRS(acc[u][q], acc[u + 1][q]);
+}
+
+/* `rows` is a constant where this is inlined. */
+F32_INLINE void attend_bytes_tile(const struct attend_bytes *keys, uint32_t blocks,
+                                  const float *query, size_t stride, int rows, float *out) {
+    VEC pairs[2][ATTEND_ROWS];
+    UNROLL for (size_t v = 0; v < 4; v += KEY_VECTORS(rows))
+        attend_bytes_sums(keys, blocks, v, KEY_VECTORS(rows), query, stride, rows, pairs);
     UNROLL for (int q = 0; q < rows; q++) {
-        VEC low = V_PAIRS(acc[0][q], acc[1][q]), high = V_PAIRS(acc[2][q], acc[3][q]);
-        VEC sum = V_PAIRS(low, high);
+        VEC sum = V_PAIRS(pairs[0][q], pairs[1][q]);
         V_STORE(out + (size_t)q * ATTEND_POSITIONS, sum);
     }
 }
@@ -144,6 +145,18 @@ static TARGET void attend_blocks_keys(const struct attend_split *s, uint32_t fir
 
 /* ---- PV -------------------------------------------------------------------------------------- */
 
+/* The scales of n positions from v.at on: together, as a vector is converted in the time of one. */
+F32_INLINE void attend_scales(const struct attend_values *v, bool is_q4, uint32_t n,
+                              struct value_scales *to) {
+    uint16_t f16s[VALUE_BLOCKS][ATTEND_POSITIONS];
+    for (uint32_t b = 0; b < VALUE_BLOCKS; b++)
+        for (uint32_t p = 0; p < n; p++)
+            memcpy(&f16s[b][p], v->at + p * v->row + b * block_size(is_q4), 2);
+    for (uint32_t b = 0; b < VALUE_BLOCKS; b++)
+        for (uint32_t p = 0; p < n; p += LANES)
+            put_scales(&f16s[b][p], b, p, to);
+}
+
 /* rows and is_q4 are constants where this is inlined. */
 F32_INLINE void attend_blocks_tile(struct attend_values v, bool is_q4, uint32_t n,
                                    const float *weights, int rows, float *out, size_t stride) {
@@ -151,25 +164,16 @@ F32_INLINE void attend_blocks_tile(struct attend_values v, bool is_q4, uint32_t 
     UNROLL for (int q = 0; q < rows; q++) UNROLL for (int c = 0; c < 4; c++) acc[q][c] =
         V_LOAD(out + (size_t)q * stride + c * LANES);
     struct attend_ahead ahead = *v.ahead;
+    struct value_scales scales;
+    attend_scales(&v, is_q4, n, &scales);
     for (uint32_t p = 0; p < n; p++, v.at += v.row, weights++) {
-        VEC w[ATTEND_ROWS];
+        VEC value[4];
         attend_soon(v.at + 4 * v.row);
         attend_fetch(&ahead);
-        UNROLL for (int q = 0; q < rows; q++) w[q] = V_SET(weights[(size_t)q * ATTEND_POSITIONS]);
-        UNROLL for (int b = 0; b < BLOCKS_OF_FOUR; b++) {
-            const uint8_t *block = v.at + (size_t)b * block_size(is_q4);
-            VEC wide[BLOCK_VECTORS];
-            __m128i two[2];
-            uint16_t d;
-            memcpy(&d, block, sizeof d);
-            VEC scale = V_SET(half_to_f32(d));
-            block_bytes(block, is_q4, two);
-            UNROLL for (int h = 0; h < 2; h++) widen_16((bytes16)two[h], wide + h * 16 / LANES);
-            UNROLL for (int c = 0; c < BLOCK_VECTORS; c++) {
-                VEC value = wide[c] * scale;
-                UNROLL for (int q = 0; q < rows; q++) acc[q][b * BLOCK_VECTORS + c] =
-                    V_FUSED(value, w[q], acc[q][b * BLOCK_VECTORS + c]);
-            }
+        block_values(v.at, is_q4, &scales, p, value);
+        UNROLL for (int q = 0; q < rows; q++) {
+            VEC w = V_SET(weights[(size_t)q * ATTEND_POSITIONS]);
+            UNROLL for (int c = 0; c < 4; c++) acc[q][c] = V_FUSED(value[c], w, acc[q][c]);
         }
     }
     *v.ahead = ahead;

@@ -232,24 +232,66 @@ INLINE float sum_lanes(__m256 v) {
 #define V_LOAD_WEIGHTS(p) (p)
 #define V_WEIGHT(w, i) V_SET((w)[i])
 #define V_TURN(from, row, to) turn(from, row, to)
-#define V_BYTES(p)                                                                                 \
-    _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p))))
-#define V_TURN_BYTES(r, to) turn_bytes(r, to)
-#define V_SPREAD(f16s) spread(f16s)
 #define ATTEND_ROWS 3
 #define ATTEND_F16_ROWS 6
 
-INLINE void turn_bytes(const __m128i *r, uint8_t *to) {
-    _mm_storeu_si128((__m128i *)to, _mm_unpacklo_epi32(r[0], r[1]));
-    _mm_storeu_si128((__m128i *)(to + 16), _mm_unpackhi_epi32(r[0], r[1]));
-}
+struct key_scales {
+    __m256 d; /* each of two scales in four lanes */
+};
 
-INLINE __m256 spread(const uint16_t *f16s) {
+INLINE struct key_scales key_scales(const uint16_t *f16s) {
     const __m256i each = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
     uint32_t two;
     memcpy(&two, f16s, sizeof two);
     __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128((int)two));
-    return _mm256_permutevar8x32_ps(_mm256_castps128_ps256(both), each);
+    return (struct key_scales){_mm256_permutevar8x32_ps(_mm256_castps128_ps256(both), each)};
+}
+
+/* The 32 quants of a block. */
+INLINE void block_bytes(const uint8_t *block, bool is_q4, __m128i *to /* (2) */) {
+    const __m128i *qs = (const __m128i *)(const void *)(block + 2);
+    to[0] = _mm_loadu_si128(qs);
+    if (!is_q4) {
+        to[1] = _mm_loadu_si128(qs + 1);
+        return;
+    }
+    const __m128i low = _mm_set1_epi8(15), bias = _mm_set1_epi8(8);
+    to[1] = _mm_sub_epi8(_mm_and_si128(_mm_srli_epi16(to[0], 4), low), bias);
+    to[0] = _mm_sub_epi8(_mm_and_si128(to[0], low), bias);
+}
+
+/* Four bytes of either key side by side. */
+INLINE void turn_block(const uint8_t *from, size_t row, bool is_q4, uint8_t *to) {
+    __m128i a[2], b[2];
+    block_bytes(from, is_q4, a);
+    block_bytes(from + row, is_q4, b);
+    UNROLL for (int h = 0; h < 2; h++) {
+        _mm_storeu_si128((__m128i *)(to + 32 * h), _mm_unpacklo_epi32(a[h], b[h]));
+        _mm_storeu_si128((__m128i *)(to + 32 * h + 16), _mm_unpackhi_epi32(a[h], b[h]));
+    }
+}
+
+INLINE __m256 key_values(const uint8_t *bytes, int i, const struct key_scales *s) {
+    return f32_of(widen_i8(bytes + 8 * i)) * s->d;
+}
+
+#define KEY_VECTORS(rows) 4
+
+enum { VALUE_BLOCKS = 1 };
+struct value_scales {
+    float d[VALUE_BLOCKS][ATTEND_POSITIONS];
+};
+
+INLINE void put_scales(const uint16_t *f16s, uint32_t b, uint32_t p, struct value_scales *to) {
+    _mm256_storeu_ps(to->d[b] + p, half_load((const uint8_t *)f16s));
+}
+
+INLINE void block_values(const uint8_t *at, bool is_q4, const struct value_scales *s, uint32_t p,
+                         __m256 *to) {
+    __m128i bytes[2];
+    block_bytes(at, is_q4, bytes);
+    UNROLL for (int h = 0; h < 2; h++) widen_16((bytes16)bytes[h], to + 2 * h);
+    UNROLL for (int c = 0; c < 4; c++) to[c] = to[c] * V_SET(s->d[0][p]);
 }
 
 /* Eight f16 of two rows: four of each row to a vector's place, 64 bytes from one to the next. */

@@ -408,26 +408,100 @@ INLINE float sum_lanes(__m512 v) {
 #define V_LOAD_WEIGHTS(p) (p)
 #define V_WEIGHT(w, i) V_SET((w)[i])
 #define V_TURN(from, row, to) turn(from, row, to)
-#define V_BYTES(p)                                                                                 \
-    _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p))))
-#define V_TURN_BYTES(r, to) turn_bytes(r, to)
-#define V_SPREAD(f16s) spread(f16s)
 #define ATTEND_ROWS 5
 #define ATTEND_F16_ROWS 8
 
-INLINE void turn_bytes(const __m128i *r, uint8_t *to) {
-    const __m512i turned = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    __m512i v = _mm512_castsi128_si512(r[0]);
-    v = _mm512_inserti32x4(v, r[1], 1);
-    v = _mm512_inserti32x4(v, r[2], 2);
-    v = _mm512_inserti32x4(v, r[3], 3);
-    _mm512_storeu_si512(to, _mm512_permutexvar_epi32(turned, v));
+/* Caches of q8_0 and q4_0. A signed byte becomes an f32 in two instructions: a dot product of the
+ * four bytes of a lane with a 1 and three zeros is added to the bits of 1.5 * 2^23, and
+ *
+ *   fma(1.5 * 2^23 + q, d, -1.5 * 2^23 d) = d q
+ *
+ * is exact for every finite d: d has 11 bits, so each product fits an f32. */
+#define BYTE_ONE 12582912.0f
+
+INLINE __m512 byte_of(__m512i bytes, int k) {
+    __m512i one = _mm512_castps_si512(_mm512_set1_ps(BYTE_ONE));
+    return _mm512_castsi512_ps(_mm512_dpbusd_epi32(one, _mm512_set1_epi32(1 << 8 * k), bytes));
 }
 
-INLINE __m512 spread(const uint16_t *f16s) {
+struct key_scales {
+    __m512 d, minus; /* each of four scales in four lanes; times -1.5 * 2^23 */
+};
+
+INLINE struct key_scales key_scales(const uint16_t *f16s) {
     const __m512i each = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     __m128 four = _mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)(const void *)f16s));
-    return _mm512_permutexvar_ps(each, _mm512_castps128_ps512(four));
+    __m512 d = _mm512_permutexvar_ps(each, _mm512_castps128_ps512(four));
+    return (struct key_scales){d, d * V_SET(-BYTE_ONE)};
+}
+
+/* Four rows of four bytes to four columns, in each quarter of a vector. */
+INLINE __m512i turn_bytes(__m512i v) {
+    const __m128i turned = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(turned));
+}
+
+INLINE __m512i four_rows(const uint8_t *p, size_t row) {
+    const __m128i *a = (const __m128i *)p, *b = (const __m128i *)(p + row);
+    const __m128i *c = (const __m128i *)(p + 2 * row), *d = (const __m128i *)(p + 3 * row);
+    __m512i v = _mm512_castsi128_si512(_mm_loadu_si128(a));
+    v = _mm512_inserti32x4(v, _mm_loadu_si128(b), 1);
+    v = _mm512_inserti32x4(v, _mm_loadu_si128(c), 2);
+    return _mm512_inserti32x4(v, _mm_loadu_si128(d), 3);
+}
+
+/* Byte k of a lane: the key's value in four k, or four 4 + k. */
+INLINE void turn_block(const uint8_t *from, size_t row, bool is_q4, uint8_t *to) {
+    const __m512i low = _mm512_set1_epi8(15), bias = _mm512_set1_epi8(8);
+    __m512i a = turn_bytes(four_rows(from + 2, row)), b;
+    if (is_q4) {
+        b = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(a, 4), low), bias);
+        a = _mm512_sub_epi8(_mm512_and_si512(a, low), bias);
+    } else {
+        b = turn_bytes(four_rows(from + 18, row));
+    }
+    _mm512_storeu_si512(to, a);
+    _mm512_storeu_si512(to + 64, b);
+}
+
+INLINE __m512 key_values(const uint8_t *bytes, int i, const struct key_scales *s) {
+    return _mm512_fmadd_ps(byte_of(ints_load(bytes + i / 4 * 64), i % 4), s->d, s->minus);
+}
+
+/* With two vectors, what is used again stays in registers; a query alone has too few sums then. */
+#define KEY_VECTORS(rows) ((rows) == 1 ? 4 : 2)
+
+enum { VALUE_BLOCKS = 2 };
+struct value_scales {
+    float d[VALUE_BLOCKS][ATTEND_POSITIONS], minus[VALUE_BLOCKS][ATTEND_POSITIONS];
+};
+
+INLINE void put_scales(const uint16_t *f16s, uint32_t b, uint32_t p, struct value_scales *to) {
+    __m512 d = half_load((const uint8_t *)f16s);
+    _mm512_storeu_ps(to->d[b] + p, d);
+    _mm512_storeu_ps(to->minus[b] + p, d * V_SET(-BYTE_ONE));
+}
+
+/* The 64 quants of two blocks, as signed bytes. */
+INLINE __m512i two_blocks(const uint8_t *at, bool is_q4) {
+    if (!is_q4) {
+        __m512i v = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(at + 2)));
+        return _mm512_inserti64x4(v, _mm256_loadu_si256((const __m256i *)(at + 36)), 1);
+    }
+    const __m512i shift = _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4);
+    __m512i v = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(at + 2)));
+    v = _mm512_mask_broadcast_i32x4(v, 0xff00, _mm_loadu_si128((const __m128i *)(at + 20)));
+    v = _mm512_and_si512(_mm512_srlv_epi64(v, shift), _mm512_set1_epi8(15));
+    return _mm512_sub_epi8(v, _mm512_set1_epi8(8));
+}
+
+/* Byte k of a lane is to be the lane's value in vector k. */
+INLINE void block_values(const uint8_t *at, bool is_q4, const struct value_scales *s, uint32_t p,
+                         __m512 *to) {
+    const __m512i turned = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m512i bytes = turn_bytes(_mm512_permutexvar_epi32(turned, two_blocks(at, is_q4)));
+    UNROLL for (int k = 0; k < 4; k++) to[k] =
+        _mm512_fmadd_ps(byte_of(bytes, k), V_SET(s->d[k / 2][p]), V_SET(s->minus[k / 2][p]));
 }
 
 /* Sixteen f16 of four rows: four of each row to a vector's place, 128 bytes from one to the next.
