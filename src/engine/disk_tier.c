@@ -8,81 +8,19 @@
  * (3) While it is WAITING or WRITING an object's host object is pinned, and its tokens have a place
  *     in `tokens`.
  * (4) The thread holds the lock for tables alone, never for files. */
-#include "engine/disk_tier.h"
-
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/folders.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "base/thread.h"
-
-enum { MAX_WAITING = 1024, READ_BYTES = 1 << 20, MAX_OLDEST = 64, NS = 1000000000 };
-
-enum object_state { FREE, WAITING, WRITING, WRITTEN, LOST, REMOVING };
-
-struct disk_object {
-    enum object_state state;
-    bool is_freed; /* by its owner, before the thread was done with it */
-    struct disk_meta meta;
-    int64_t used;         /* when it was written or read last, in nanoseconds */
-    uint32_t host_object; /* while WAITING or WRITING */
-    uint32_t place;       /* of its tokens, likewise */
-    uint32_t next;        /* in the queue, or free */
-    uint32_t chain;       /* in the index */
-    uint32_t walk;        /* the last one that saw its file */
-};
-
-struct disk_tier {
-    struct disk_options options;
-    char *folder;     /* its path */
-    int root, own_fd; /* descriptors of the folder, and of our identity's in it */
-    struct disk_object *objects;
-    uint32_t *buckets, mask; /* the index by name */
-    int32_t *tokens;         /* (MAX_WAITING, max_tokens) */
-    uint32_t *places, n_places;
-    struct disk_reader reader; /* of the calls' own thread */
-    char *entries;             /* for listing folders */
-
-    pthread_mutex_t lock;
-    pthread_cond_t work, idle;
-    uint32_t first_free, first, last; /* objects: free, and in the queue */
-    uint64_t own, others, waiting;    /* bytes */
-    uint64_t since_walk;              /* bytes written */
-    uint64_t wanted;                  /* bytes that put found no room for */
-    int64_t last_walk;
-    uint32_t n_walks;
-    int64_t last_news; /* of the thread alone */
-    bool is_busy, has_thread;
-    atomic_bool stop; /* no file is begun or continued */
-    bool is_ending;
-    pthread_t thread;
-    struct disk_counters count;
-};
-
-static int64_t nanoseconds(struct timespec t) {
-    return (int64_t)t.tv_sec * NS + t.tv_nsec;
-}
-
-/* The clock that file systems use; a precise one would be milliseconds ahead of it. */
-static int64_t now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME_COARSE, &t);
-    return nanoseconds(t);
-}
-
-static uint64_t file_bytes(const struct disk_object *o) {
-    return disk_file_bytes(o->meta.n_tokens, o->meta.bytes);
-}
+#include "engine/disk_inside.h"
 
 /* ---- tables, under the lock -------------------------------------------------------------------
  */
@@ -91,7 +29,7 @@ static uint32_t *bucket_of(struct disk_tier *d, const struct disk_meta *m) {
     return &d->buckets[(m->hash.low ^ m->position * 2654435761u ^ m->kind) & d->mask];
 }
 
-static uint32_t find(struct disk_tier *d, const struct disk_meta *m) {
+uint32_t disk_find(struct disk_tier *d, const struct disk_meta *m) {
     for (uint32_t i = *bucket_of(d, m); i != DISK_NONE; i = d->objects[i].chain) {
         const struct disk_meta *other = &d->objects[i].meta;
         if (hash128_equal(other->hash, m->hash) && other->position == m->position &&
@@ -137,251 +75,10 @@ static uint32_t dequeue(struct disk_tier *d) {
     return i;
 }
 
-/* The file is gone or was never written: it no longer counts. */
-static void lose(struct disk_tier *d, struct disk_object *o) {
+void disk_lose(struct disk_tier *d, struct disk_object *o) {
     if (!o->is_freed)
-        d->own -= file_bytes(o);
+        d->own -= disk_object_bytes(o);
     o->state = LOST;
-}
-
-/* ---- folders ----------------------------------------------------------------------------------
- */
-
-static int open_folder(int at, const char *name, int flags) {
-    return openat(at, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
-}
-
-/* Opens our folders, creating what is missing. False and errno on failure. */
-static bool open_folders(struct disk_tier *d, int *root, int *own) {
-    char name[DISK_FOLDER_BYTES];
-    disk_file_folder(d->options.identity, name);
-    folders_make(d->folder);
-    mkdir(d->folder, 0700);
-    *own = -1;
-    *root = open_folder(AT_FDCWD, d->folder, 0);
-    if (*root >= 0 && (mkdirat(*root, name, 0700) == 0 || errno == EEXIST))
-        *own = open_folder(*root, name, O_NOFOLLOW);
-    return *own >= 0;
-}
-
-/* After somebody deleted the folder: creates it again under the same descriptors, which the other
- * thread may be using. */
-static bool renew_folders(struct disk_tier *d) {
-    int root, own;
-    bool is_made = open_folders(d, &root, &own) && dup3(root, d->root, O_CLOEXEC) >= 0 &&
-                   dup3(own, d->own_fd, O_CLOEXEC) >= 0;
-    if (own >= 0)
-        close(own);
-    if (root >= 0)
-        close(root);
-    return is_made;
-}
-
-/* Calls fn for every name in a folder, but for "." and "..". */
-enum { ENTRY_BYTES = 32768 };
-static void each_name(struct disk_tier *d, int folder,
-                      void (*fn)(struct disk_tier *d, int folder, const char *name, void *user),
-                      void *user) {
-    ssize_t n;
-    lseek(folder, 0, SEEK_SET);
-    while ((n = getdents64(folder, d->entries, ENTRY_BYTES)) > 0)
-        for (ssize_t at = 0; at < n;) {
-            struct dirent64 *entry = (struct dirent64 *)(d->entries + at);
-            at += entry->d_reclen;
-            if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-                fn(d, folder, entry->d_name, user);
-        }
-}
-
-static bool stat_file(int folder, const char *name, struct stat *st) {
-    return fstatat(folder, name, st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st->st_mode);
-}
-
-/* ---- files that are not ours ------------------------------------------------------------------
- */
-
-/* A file of another process, an earlier run or another identity. */
-struct foreign_file {
-    int64_t used;
-    uint64_t bytes;
-    struct hash128 identity;
-    char name[DISK_NAME_BYTES];
-};
-
-struct walk {
-    uint32_t number;
-    uint64_t bytes; /* of all foreign files */
-    struct hash128 identity;
-    uint32_t n;
-    struct foreign_file oldest[MAX_OLDEST]; /* the longest unused first */
-};
-
-/* One that is larger than max_bytes goes before any other. */
-static void note_foreign(struct walk *w, const char *name, const struct stat *st,
-                         uint64_t max_bytes) {
-    struct foreign_file s = {nanoseconds(st->st_mtim), (uint64_t)st->st_size, w->identity, ""};
-    if (s.bytes > max_bytes)
-        s.used = INT64_MIN;
-    w->bytes = size_plus(w->bytes, s.bytes);
-    memcpy(s.name, name, strnlen(name, DISK_NAME_BYTES - 1));
-    uint32_t i = w->n;
-    if (i == MAX_OLDEST && w->oldest[--i].used <= s.used)
-        return;
-    for (; i > 0 && w->oldest[i - 1].used > s.used; i--)
-        w->oldest[i] = w->oldest[i - 1];
-    w->oldest[i] = s;
-    w->n += w->n < MAX_OLDEST;
-}
-
-/* Whether no process is writing this temporary file. Where files cannot be locked, age decides. */
-static bool is_abandoned(int folder, const char *name, const struct stat *st) {
-    const int64_t hour = 3600ll * NS;
-    int fd = openat(folder, name, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    if (fd < 0)
-        return false;
-    int status = flock(fd, LOCK_EX | LOCK_NB), why = errno;
-    close(fd);
-    return status == 0 || (why != EWOULDBLOCK && now() - nanoseconds(st->st_mtim) > hour);
-}
-
-static bool is_ours(struct disk_tier *d, const struct disk_meta *meta, uint32_t walk) {
-    pthread_mutex_lock(&d->lock);
-    uint32_t i = find(d, meta);
-    if (i != DISK_NONE)
-        d->objects[i].walk = walk;
-    pthread_mutex_unlock(&d->lock);
-    return i != DISK_NONE;
-}
-
-static void look_at_file(struct disk_tier *d, int folder, const char *name, void *user) {
-    struct walk *w = user;
-    struct disk_meta meta;
-    struct stat st;
-    bool is_temporary = disk_file_is_temporary(name);
-    if ((!is_temporary && !disk_file_parse(name, &meta)) || !stat_file(folder, name, &st))
-        return;
-    if (is_temporary && is_abandoned(folder, name, &st))
-        unlinkat(folder, name, 0);
-    else if (is_temporary)
-        w->bytes = size_plus(w->bytes, (uint64_t)st.st_size);
-    else if (!hash128_equal(w->identity, d->options.identity) || !is_ours(d, &meta, w->number))
-        note_foreign(w, name, &st, d->options.max_bytes);
-}
-
-static struct hash128 identity_of(const char *folder_name) {
-    struct hash128 h = {0};
-    char half[17] = "";
-    memcpy(half, folder_name, 16);
-    h.high = strtoull(half, NULL, 16);
-    h.low = strtoull(folder_name + 16, NULL, 16);
-    return h;
-}
-
-/* Folders are listed first: one buffer serves all listings. */
-enum { MAX_FOLDERS = 256 };
-struct folders {
-    uint32_t n;
-    struct hash128 identities[MAX_FOLDERS];
-};
-
-static void note_folder(struct disk_tier *d, int folder, const char *name, void *user) {
-    struct folders *f = user;
-    (void)d, (void)folder;
-    if (disk_file_is_folder(name) && f->n < MAX_FOLDERS)
-        f->identities[f->n++] = identity_of(name);
-}
-
-static void look_at_folder(struct disk_tier *d, struct walk *w, struct hash128 identity) {
-    char name[DISK_FOLDER_BYTES];
-    disk_file_folder(identity, name);
-    int fd = open_folder(d->root, name, O_NOFOLLOW);
-    if (fd < 0)
-        return;
-    w->identity = identity;
-    each_name(d, fd, look_at_file, w);
-    close(fd);
-    if (!hash128_equal(identity, d->options.identity))
-        unlinkat(d->root, name, AT_REMOVEDIR); /* stays unless it is empty */
-}
-
-/* Looks at every file in the folder: counts those of others, cleans up after dead writers, and
- * finds which of ours have vanished. */
-static void walk_folder(struct disk_tier *d, struct walk *w) {
-    struct folders folders = {0};
-    *w = (struct walk){.number = ++d->n_walks};
-    each_name(d, d->root, note_folder, &folders);
-    for (uint32_t i = 0; i < folders.n; i++)
-        look_at_folder(d, w, folders.identities[i]);
-    pthread_mutex_lock(&d->lock);
-    for (uint32_t i = 0; i < d->options.max_objects; i++) {
-        struct disk_object *o = &d->objects[i];
-        if (o->state == WRITTEN && o->walk != w->number)
-            lose(d, o);
-    }
-    d->others = w->bytes;
-    d->since_walk = 0;
-    d->last_walk = now();
-    pthread_mutex_unlock(&d->lock);
-}
-
-static int64_t oldest_own(const struct disk_tier *d) {
-    int64_t oldest = INT64_MAX;
-    for (uint32_t i = 0; i < d->options.max_objects; i++)
-        if (d->objects[i].state == WRITTEN && d->objects[i].used < oldest)
-            oldest = d->objects[i].used;
-    return oldest;
-}
-
-static bool is_over(const struct disk_tier *d) {
-    return size_plus(size_plus(d->own, d->others), d->wanted) > d->options.max_bytes;
-}
-
-static void remove_one_foreign(struct disk_tier *d, const struct foreign_file *s) {
-    char name[DISK_FOLDER_BYTES];
-    disk_file_folder(s->identity, name);
-    int fd = open_folder(d->root, name, O_NOFOLLOW);
-    if (fd < 0)
-        return;
-    unlinkat(fd, s->name, 0);
-    close(fd);
-}
-
-/* Frees space by removing files of others that were unused for longer than any of ours. Returns
- * whether there may be more of them. */
-static bool remove_foreign(struct disk_tier *d, const struct walk *w) {
-    pthread_mutex_lock(&d->lock);
-    int64_t limit = oldest_own(d);
-    uint32_t n = 0;
-    for (; n < w->n && w->oldest[n].used < limit && is_over(d); n++) {
-        d->others -= w->oldest[n].bytes < d->others ? w->oldest[n].bytes : d->others;
-        d->count.removed++;
-        pthread_mutex_unlock(&d->lock);
-        remove_one_foreign(d, &w->oldest[n]);
-        pthread_mutex_lock(&d->lock);
-    }
-    bool is_more = n == MAX_OLDEST && is_over(d);
-    pthread_mutex_unlock(&d->lock);
-    return is_more;
-}
-
-/* Keeps the bound: see (3) in the header. */
-static void make_room(struct disk_tier *d) {
-    struct walk w;
-    do
-        walk_folder(d, &w);
-    while (remove_foreign(d, &w));
-    pthread_mutex_lock(&d->lock);
-    d->wanted = 0;
-    pthread_mutex_unlock(&d->lock);
-}
-
-/* A walk costs one stat per file: every few seconds at most while the folder is full, and now and
- * then to see what others write. */
-static bool is_walk_due(const struct disk_tier *d) {
-    const int64_t pause = 5ll * NS;
-    int64_t since = now() - d->last_walk;
-    return d->since_walk > d->options.max_bytes / 8 ||
-           (d->wanted && (since > pause || since < 0 || d->n_walks < 2));
 }
 
 /* ---- the thread -------------------------------------------------------------------------------
@@ -390,7 +87,7 @@ static bool is_walk_due(const struct disk_tier *d) {
 /* A full disk fails every file: log one line per minute. */
 static bool is_news(struct disk_tier *d) {
     const int64_t minute = 60ll * NS;
-    int64_t at = now();
+    int64_t at = disk_now();
     bool is_due = d->last_news == 0 || at - d->last_news > minute || at < d->last_news;
     if (is_due)
         d->last_news = at;
@@ -404,20 +101,20 @@ static void write_object(struct disk_tier *d, struct disk_object *o) {
     for (int tries = 0; !atomic_load(&d->stop) && tries < 2; tries++) {
         why = disk_file_write(d->own_fd, d->options.identity, &o->meta, tokens, d->options.host,
                               o->host_object, &d->stop);
-        if (why != ENOENT || !renew_folders(d))
+        if (why != ENOENT || !disk_renew_folders(d))
             break;
     }
     pthread_mutex_lock(&d->lock);
     o->state = WRITTEN;
-    o->used = now();
+    o->used = disk_now();
     if (why) {
-        lose(d, o);
+        disk_lose(d, o);
         d->count.failed += why != ECANCELED;
     } else {
         d->count.written++;
-        d->count.written_bytes += file_bytes(o);
+        d->count.written_bytes += disk_object_bytes(o);
         d->count.written_seconds += seconds_now() - started;
-        d->since_walk += file_bytes(o);
+        d->since_walk += disk_object_bytes(o);
     }
     pthread_mutex_unlock(&d->lock);
     if (why && why != ECANCELED && is_news(d))
@@ -438,7 +135,7 @@ static void serve(struct disk_tier *d) {
     bool has_host = o->state == WAITING, is_due = has_host && !o->is_freed;
     if (is_due && size_plus(d->own, d->others) > d->options.max_bytes) {
         is_due = false; /* others have written more than we knew when it was put */
-        lose(d, o);
+        disk_lose(d, o);
     }
     if (is_due)
         o->state = WRITING;
@@ -468,7 +165,7 @@ static void *thread_main(void *user) {
     struct disk_tier *d = user;
     pthread_mutex_lock(&d->lock);
     for (;;) {
-        bool is_due = !d->is_ending && is_walk_due(d);
+        bool is_due = !d->is_ending && disk_is_walk_due(d);
         d->is_busy = is_due || d->first != DISK_NONE;
         if (!d->is_busy) {
             pthread_cond_broadcast(&d->idle);
@@ -477,7 +174,7 @@ static void *thread_main(void *user) {
             pthread_cond_wait(&d->work, &d->lock);
         } else if (is_due) {
             pthread_mutex_unlock(&d->lock);
-            make_room(d);
+            disk_make_room(d);
             pthread_mutex_lock(&d->lock);
         } else {
             serve(d);
@@ -551,12 +248,12 @@ int disk_tier_open(struct disk_tier **out, const struct disk_options *options, s
     if (!d)
         return err_memory(err, "the tables of the cache on disk");
     int status = SLUICE_OK;
-    if (options->folder[0] == 0 || !open_folders(d, &d->root, &d->own_fd) ||
+    if (options->folder[0] == 0 || !disk_open_folders(d, &d->root, &d->own_fd) ||
         faccessat(d->own_fd, ".", W_OK, AT_EACCESS) != 0)
         status = err_set(err, SLUICE_ERR_IO, "%s: cannot use it as the cache's folder: %s",
                          options->folder, options->folder[0] ? strerror(errno) : "it has no name");
     if (!status) {
-        make_room(d);
+        disk_make_room(d);
         d->has_thread = thread_start(&d->thread, thread_main, d);
         if (!d->has_thread)
             status = err_memory(err, "the thread of the cache on disk");
@@ -573,10 +270,10 @@ int disk_tier_open(struct disk_tier **out, const struct disk_options *options, s
 static void wait_idle(struct disk_tier *d, double seconds) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    int64_t until = nanoseconds(t) + (int64_t)(seconds * NS);
+    int64_t until = disk_nanoseconds(t) + (int64_t)(seconds * NS);
     t = (struct timespec){.tv_sec = until / NS, .tv_nsec = until % NS};
     int status = 0;
-    while ((d->is_busy || d->first != DISK_NONE || (!d->is_ending && is_walk_due(d))) &&
+    while ((d->is_busy || d->first != DISK_NONE || (!d->is_ending && disk_is_walk_due(d))) &&
            status != ETIMEDOUT)
         status = seconds < 0 ? pthread_cond_wait(&d->idle, &d->lock)
                              : pthread_cond_timedwait(&d->idle, &d->lock, &t);
@@ -633,9 +330,10 @@ static void collect(struct disk_tier *d, int folder, const char *name, void *use
     struct found f = {0};
     struct stat st;
     (void)d;
-    if (c->n == c->capacity || !disk_file_parse(name, &f.meta) || !stat_file(folder, name, &st))
+    if (c->n == c->capacity || !disk_file_parse(name, &f.meta) ||
+        !disk_stat_file(folder, name, &st))
         return;
-    f.used = nanoseconds(st.st_mtim);
+    f.used = disk_nanoseconds(st.st_mtim);
     f.bytes = (uint64_t)st.st_size;
     c->list[c->n++] = f;
 }
@@ -694,7 +392,7 @@ void disk_tier_scan(struct disk_tier *d, disk_scan_fn *fn, void *user) {
     c.list = calloc(c.capacity, sizeof *c.list);
     if (!c.list)
         return;
-    each_name(d, d->own_fd, collect, &c);
+    disk_each_name(d, d->own_fd, collect, &c);
     qsort(c.list, c.n, sizeof *c.list, by_age);
     uint64_t left = d->options.max_bytes;
     uint32_t n = 0; /* the newest ones, as many as the bounds allow */
@@ -765,7 +463,7 @@ uint32_t disk_tier_put(struct disk_tier *d, const struct disk_meta *meta, const 
             memcpy(d->tokens + (uint64_t)o->place * d->options.max_tokens, tokens,
                    meta->n_tokens * sizeof *tokens);
         host_tier_pin(d->options.host, host_object);
-        d->own += file_bytes(o);
+        d->own += disk_object_bytes(o);
         d->waiting += meta->bytes;
         enqueue(d, i);
     }
@@ -809,16 +507,16 @@ int disk_tier_read(struct disk_tier *d, const struct disk_meta *meta, const int3
                    struct err *err) {
     int status = read_file(d, meta, tokens, reader, take, user, is_found, err);
     pthread_mutex_lock(&d->lock);
-    uint32_t i = find(d, meta); /* it may have been freed meanwhile */
+    uint32_t i = disk_find(d, meta); /* it may have been freed meanwhile */
     struct disk_object *o = i == DISK_NONE ? NULL : &d->objects[i];
     if (*is_found) {
         d->count.read++;
         d->count.read_bytes += disk_file_bytes(meta->n_tokens, meta->bytes);
         if (o)
-            o->used = now();
+            o->used = disk_now();
     } else if (!status && o && o->state == WRITTEN) {
         d->count.damaged++;
-        lose(d, o);
+        disk_lose(d, o);
     }
     pthread_mutex_unlock(&d->lock);
     return status;
@@ -862,7 +560,7 @@ void disk_tier_free(struct disk_tier *d, uint32_t object) {
         release(d, object);
     } else {
         o->is_freed = true;
-        d->own -= file_bytes(o);
+        d->own -= disk_object_bytes(o);
         if (o->state == WRITTEN) {
             o->state = REMOVING;
             enqueue(d, object);
@@ -906,7 +604,7 @@ static const char *find_broken(struct disk_tier *d) {
         n_used += o->state != FREE;
         n_places += has_host;
         waiting += has_host ? o->meta.bytes : 0;
-        own += !o->is_freed && (has_host || o->state == WRITTEN) ? file_bytes(o) : 0;
+        own += !o->is_freed && (has_host || o->state == WRITTEN) ? disk_object_bytes(o) : 0;
         uint32_t at = o->state == FREE ? i : *bucket_of(d, &o->meta);
         while (at != i && at != DISK_NONE)
             at = d->objects[at].chain;
