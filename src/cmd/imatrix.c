@@ -191,13 +191,16 @@ static int collect(struct collector *c) {
 
 int cmd_imatrix(int argc, char **argv) {
     struct collector c = {.common = common_default(), .window = 512};
-    c.common.backend = "cpu"; /* the only one that shows what goes into its products */
+    int context = 0;
     struct opt opts[MAX_COMMON_OPTS + 8] = {
         {"--file", 'f', OPT_STRING, &c.file, "TEXT", "text to run; -: standard input"},
         {"--output", 'o', OPT_STRING, &c.out, "FILE", "the importance matrix, a GGUF file"},
         {"--window", 0, OPT_INT, &c.window, "N", "tokens per window; default: 512"},
         {"--windows", 0, OPT_INT, &c.max_windows, "N",
          "run the first N windows only; 0 (default): all"},
+        {"--context", 'c', OPT_INT, &context, "N", "context length; default: the window"},
+        {"--backend", 0, OPT_STRING, &c.common.backend, "NAME",
+         "cpu, the only one that shows what goes into its products"},
     };
     const struct usage usage = {
         .verb = "imatrix",
@@ -207,7 +210,7 @@ int cmd_imatrix(int argc, char **argv) {
             "matrix the\nsums of its squared inputs, by which quantize --imatrix weighs errors.",
         .example = "sluice imatrix model-f16.gguf -f texts.txt -o model.imatrix.gguf",
         .opts = opts,
-        .n_opts = common_opts(opts, 4, &c.common, WITH_CPU),
+        .n_opts = common_opts(opts, 6, &c.common, WITH_CPU),
         .model = &c.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);
@@ -217,8 +220,13 @@ int cmd_imatrix(int argc, char **argv) {
         return exit;
     if (!c.file || !c.out)
         return complain(EXIT_USAGE, "imatrix: %s is missing", c.file ? "-o FILE" : "-f TEXT");
+    if (c.common.backend && strcmp(c.common.backend, "auto") && strcmp(c.common.backend, "cpu"))
+        return complain(EXIT_USAGE, "imatrix: --backend is '%s', expected cpu", c.common.backend);
+    c.common.backend = "cpu";
     if ((exit = check_range("imatrix", "--window", c.window, 2, INT_MAX)) != OPTS_GO_ON ||
-        (exit = check_range("imatrix", "--windows", c.max_windows, 0, INT_MAX)) != OPTS_GO_ON)
+        (exit = check_range("imatrix", "--windows", c.max_windows, 0, INT_MAX)) != OPTS_GO_ON ||
+        (context &&
+         (exit = check_range("imatrix", "--context", context, c.window, INT_MAX)) != OPTS_GO_ON))
         return exit;
     exit = common_open_model(&c.common, &c.model);
     if (!exit)

@@ -67,11 +67,13 @@ static int score(struct ppl *p) {
 
 int cmd_ppl(int argc, char **argv) {
     struct ppl p = {.common = common_default(), .window = 512};
+    int context = 0;
     struct opt opts[MAX_COMMON_OPTS + 8] = {
         {"--file", 'f', OPT_STRING, &p.file, "TEXT", "text to score; -: standard input"},
         {"--window", 0, OPT_INT, &p.window, "N", "tokens per window; default: 512"},
         {"--windows", 0, OPT_INT, &p.max_windows, "N",
          "score the first N windows only; 0 (default): all"},
+        {"--context", 'c', OPT_INT, &context, "N", "context length; default: the window"},
     };
     const struct usage usage = {
         .verb = "ppl",
@@ -82,7 +84,7 @@ int cmd_ppl(int argc, char **argv) {
             "window\nbut the first are scored. nll is the mean of -log p, perplexity is exp(nll).",
         .example = "sluice ppl -f stories.txt --exact --json",
         .opts = opts,
-        .n_opts = common_opts(opts, 3, &p.common, WITH_CPU | WITH_DEVICE | WITH_JSON),
+        .n_opts = common_opts(opts, 4, &p.common, WITH_CPU | WITH_DEVICE | WITH_JSON),
         .model = &p.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);
@@ -93,7 +95,9 @@ int cmd_ppl(int argc, char **argv) {
     if (!p.file)
         return complain(EXIT_USAGE, "ppl: -f TEXT is missing");
     if ((exit = check_range("ppl", "--window", p.window, 2, INT_MAX)) != OPTS_GO_ON ||
-        (exit = check_range("ppl", "--windows", p.max_windows, 0, INT_MAX)) != OPTS_GO_ON)
+        (exit = check_range("ppl", "--windows", p.max_windows, 0, INT_MAX)) != OPTS_GO_ON ||
+        (context &&
+         (exit = check_range("ppl", "--context", context, p.window, INT_MAX)) != OPTS_GO_ON))
         return exit;
     exit = common_open_model(&p.common, &p.model);
     if (!exit)
