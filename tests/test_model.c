@@ -364,6 +364,22 @@ TEST(hub_refuses_configs_that_cannot_be_run) {
         {"qwen35-moe-a", "num_experts", "0", "num_experts is 0, expected a number from 1"},
         {"qwen35-dense-a", "rope_parameters", "{\"partial_rotary_factor\":1e30}",
          "partial_rotary_factor is 1e+30, expected at most 1"},
+        {"qwen3-a", "rope_parameters", "\"x\"", "rope_parameters is \"x\", expected an object"},
+        {"llama-a", "rope_parameters", "{\"rope_type\":5}", "rope_type is 5, expected default"},
+        {"qwen3-a", "rope_scaling", "null", NULL},
+        {"qwen3-a", "rope_scaling", "[]", "rope_scaling is [], expected an object"},
+        {"qwen3-a", "layer_types", "[\"full_attention\",\"sliding_attention\"]",
+         "layer 1 is \"sliding_attention\", expected full_attention or linear_attention"},
+        {"qwen3-a", "layer_types", "7", "layer_types is 7, expected an array"},
+        {"qwen3-a", "vocab_size", "432.5", "vocab_size is 432.5, expected a number from 1"},
+        {"qwen3-a", "num_hidden_layers", "\"x\"", "num_hidden_layers is \"x\", expected a number"},
+        {"qwen3-a", "num_hidden_layers",
+         "[1,2,\"a text of more than forty characters, which is cut\"]",
+         "num_hidden_layers is [1,2,\"..., expected a number"},
+        {"qwen3-a", "rms_norm_eps", "-1", "rms_norm_eps is -1, expected a number above 0"},
+        {"qwen3-a", "rope_parameters",
+         "{\"rope_type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":4294967297}",
+         "original_max_position_embeddings is 4294967297, expected a number from 1"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct folder *folder = NULL;

@@ -12,6 +12,27 @@
 /* ---- values of config.json --------------------------------------------------------------------
  */
 
+/* A value as it is in the file, for messages; a long one only by its beginning. */
+static const char *found(const json_t *v, char out[40]) {
+    enum { FITS = 36 }; /* and dots */
+    memset(out, 0, 40);
+    if (!v)
+        return "missing";
+    if (json_dumpb(v, out, FITS, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII) > FITS)
+        memcpy(out + strnlen(out, FITS), "...", 4); /* parts that do not fit are not written */
+    return out;
+}
+
+static int check_count(const struct hub *h, const char *name, const json_t *v, uint32_t max,
+                       struct err *err) {
+    char text[40];
+    if (json_is_integer(v) && json_integer_value(v) >= 1 && json_integer_value(v) <= max)
+        return SLUICE_OK;
+    return err_set(err, SLUICE_ERR_FORMAT,
+                   "%s/config.json: %s is %s, expected a number from 1 to %u", h->folder->path,
+                   name, found(v, text), max);
+}
+
 int hub_count(const struct hub *h, const char *name, uint32_t max, uint32_t *out, struct err *err) {
     const json_t *v = json_object_get(h->folder->config, name);
     if ((!v || json_is_null(v)) && *out)
@@ -19,10 +40,9 @@ int hub_count(const struct hub *h, const char *name, uint32_t max, uint32_t *out
     if (!v)
         return err_set(err, SLUICE_ERR_FORMAT, "%s/config.json: %s is missing", h->folder->path,
                        name);
-    if (!json_is_integer(v) || json_integer_value(v) < 1 || json_integer_value(v) > max)
-        return err_set(err, SLUICE_ERR_FORMAT,
-                       "%s/config.json: %s is %lld, expected a number from 1 to %u",
-                       h->folder->path, name, (long long)json_integer_value(v), max);
+    int status = check_count(h, name, v, max, err);
+    if (status)
+        return status;
     *out = (uint32_t)json_integer_value(v);
     return SLUICE_OK;
 }
@@ -30,11 +50,12 @@ int hub_count(const struct hub *h, const char *name, uint32_t max, uint32_t *out
 int hub_number(const struct hub *h, const json_t *object, const char *name, double fallback,
                double *out, struct err *err) {
     const json_t *v = json_object_get(object, name);
+    char text[40];
     *out = v && !json_is_null(v) ? json_number_value(v) : fallback;
     if (!(*out > 0) || !isfinite(*out))
         return err_set(err, SLUICE_ERR_FORMAT,
                        "%s/config.json: %s is %s, expected a number above 0", h->folder->path, name,
-                       v ? "something else" : "missing");
+                       found(v, text));
     return SLUICE_OK;
 }
 
@@ -82,6 +103,48 @@ int hub_refuse_flag(const struct hub *h, const char *name, bool expected, struct
                    h->folder->path, name, expected ? "false" : "true");
 }
 
+/* One of another kind, or with a type of another kind, would be taken for none. */
+static int check_rope(const struct hub *h, struct err *err) {
+    static const char *const names[] = {"rope_parameters", "rope_scaling"};
+    static const char *const types[] = {"rope_type", "type"};
+    char text[40];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const json_t *v = json_object_get(h->folder->config, names[i]);
+        if (v && !json_is_null(v) && !json_is_object(v))
+            return err_set(err, SLUICE_ERR_FORMAT, "%s/config.json: %s is %s, expected an object",
+                           h->folder->path, names[i], found(v, text));
+    }
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        const json_t *v = json_object_get(hub_rope(h), types[i]);
+        if (v && !json_is_null(v) && !json_is_string(v))
+            return err_set(err, SLUICE_ERR_FORMAT,
+                           "%s/config.json: %s is %s, expected default, linear, llama3 or yarn",
+                           h->folder->path, types[i], found(v, text));
+    }
+    return SLUICE_OK;
+}
+
+static int check_layer_types(const struct hub *h, struct err *err) {
+    const json_t *kinds = json_object_get(h->folder->config, "layer_types"), *kind;
+    char text[40];
+    size_t i;
+    if (!kinds || json_is_null(kinds))
+        return SLUICE_OK;
+    if (!json_is_array(kinds))
+        return err_set(err, SLUICE_ERR_FORMAT,
+                       "%s/config.json: layer_types is %s, expected an array", h->folder->path,
+                       found(kinds, text));
+    json_array_foreach(kinds, i, kind) {
+        const char *name = json_is_string(kind) ? json_string_value(kind) : "";
+        if (strcmp(name, "full_attention") != 0 && strcmp(name, "linear_attention") != 0)
+            return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                           "%s/config.json: layer_types: layer %zu is %s, expected full_attention "
+                           "or linear_attention",
+                           h->folder->path, i, found(kind, text));
+    }
+    return SLUICE_OK;
+}
+
 static int refuse_unsupported(const struct hub *h, struct err *err) {
     const char *rope = hub_rope_type(h);
     bool is_known = !strcmp(rope, "default") || !strcmp(rope, "linear") || !strcmp(rope, "yarn") ||
@@ -89,6 +152,10 @@ static int refuse_unsupported(const struct hub *h, struct err *err) {
     int status = hub_refuse_text(h, "hidden_act", "silu", err);
     if (!status)
         status = hub_refuse_flag(h, "use_sliding_window", false, err);
+    if (!status)
+        status = check_layer_types(h, err);
+    if (!status)
+        status = check_rope(h, err);
     if (!status && !is_known)
         status =
             err_set(err, SLUICE_ERR_UNSUPPORTED,
@@ -193,7 +260,10 @@ static void put_rope_scaling(struct hub_keys *k) {
         k->status = hub_number(k->hub, rope, "factor", 0, &factor, k->err);
     hub_put_f32(k, "rope.scaling.factor", factor);
     const json_t *original = json_object_get(rope, "original_max_position_embeddings");
-    if (json_is_integer(original) && json_integer_value(original) > 0)
+    if (original && !json_is_null(original) && !k->status)
+        k->status = check_count(k->hub, "original_max_position_embeddings", original,
+                                UINT32_MAX >> 1, k->err);
+    if (json_is_integer(original) && !k->status)
         hub_put_u32(k, "rope.scaling.original_context_length",
                     (uint32_t)json_integer_value(original));
     /* Theirs replaces 1 + 0.1 ln(factor), ours multiplies it. */
