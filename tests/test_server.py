@@ -551,11 +551,42 @@ def test_tools_that_are_required():
     assert r.stop_reason == "tool_use" and right("clock", r.content[-1].input), r
 
 
+def test_tools_for_templates_that_know_none():
+    """SmolLM2's template ignores tools, and writes neither calls nor where a result belongs: they are text then."""
+    tools = [{"type": "function", "function": WEATHER}]
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    results = [{"role": "tool", "tool_call_id": "c1", "content": "sunny"}, {"role": "tool", "tool_call_id": "c2", "content": "rain"}]
+    with own("--chat-template", ROOT / "tests/data/templates/smollm2.jinja", "-c", 1024) as s:
+        def prompt(messages, **fields):
+            status, _, body = s.request("POST", "/tokenize", {"messages": messages, **fields})
+            assert status == 200, body
+            return s.request("POST", "/detokenize", {"tokens": body["tokens"]})[2]["content"]
+        plain = prompt(FOX)
+        listed = prompt(FOX, tools=tools)
+        assert "<tools>" not in plain and '<tools>\n{"type":"function","function":{"name":"weather"' in listed and "small assistant" not in listed, listed
+        own_system = prompt([{"role": "system", "content": "Be kind."}, *FOX], tools=tools)
+        assert "Be kind.\n\n" in own_system and own_system.count("system") == 1 and "<tools>" in own_system, own_system
+        # what comes after a call: the call as the model wrote it, and all results in one message
+        after = prompt([*FOX, {"role": "assistant", "content": None, "tool_calls": [call, call]}, *results], tools=tools)
+        assert after.count('<tool_call>\n{"name":"weather","arguments":{"city":"Rome"}}\n</tool_call>') == 2, after
+        assert "user\n<tool_response>\nsunny\n</tool_response>\n<tool_response>\nrain\n</tool_response>" in after and "tool\nsunny" not in after, after
+        assert s.chat(tools=tools, tool_choice="none")["usage"]["prompt_tokens"] == s.chat()["usage"]["prompt_tokens"]
+        r = s.chat(tools=tools, tool_choice="required", max_tokens=200, temperature=0)
+        assert r["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather", r
+        turns = [*FOX, r["choices"][0]["message"], {**results[0], "tool_call_id": r["choices"][0]["message"]["tool_calls"][0]["id"]}]
+        usage = s.chat(turns, tools=tools, max_tokens=2)["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= r["usage"]["total_tokens"] - 2, (r["usage"], usage)
+
+
+# Says how many tools there are, and no more: a context of 512 has no space for 150.
+COUNTS_TOOLS = "{% if tools %}{{ tools | length }} tools\n{% endif %}{% for m in messages %}{{ m.content }}\n{% endfor %}"
+
+
 def test_many_tools():
-    s = server()
     tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": {"type": "object", "properties": {"a": {"enum": [i]}}, "required": ["a"],
                                                                                 "additionalProperties": False}}} for i in range(150)]
-    calls = openai_client(s).chat.completions.create(model="m", messages=FOX, tools=tools, tool_choice="required", max_tokens=100, temperature=1.5, n=4).choices
+    with own("--chat-template", COUNTS_TOOLS, "-c", 512) as s:
+        calls = openai_client(s).chat.completions.create(model="m", messages=FOX, tools=tools, tool_choice="required", max_tokens=100, temperature=1.5, n=4).choices
     whole = [x.message.tool_calls[0].function for x in calls if x.message.tool_calls]
     assert whole and all(json.loads(f.arguments) == {"a": int(f.name[1:])} for f in whole), calls
 
@@ -682,24 +713,24 @@ def test_logprobs_of_parts_of_characters():
 
 
 def test_tools_whose_parameters_refer_to_themselves():
-    s = server()
-    c = openai_client(s)
-    parameters = {"$defs": {"zone": {"enum": ["UTC", "CET"]}, "pair": {"type": "object", "properties": {"a": {"$ref": "#/$defs/zone"}}, "required": ["a"],
-                                                                      "additionalProperties": False}},
-                  "type": "object", "properties": {"p": {"$ref": "#/$defs/pair"}}, "required": ["p"], "additionalProperties": False}
-    other = {**parameters, "$defs": {**parameters["$defs"], "zone": {"enum": ["EST"]}}}
-    tools = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in (("clock", parameters), ("watch", other))]
-    right = lambda call: json.loads(call.function.arguments)["p"]["a"] in (("UTC", "CET") if call.function.name == "clock" else ("EST",))
-    for choice in ("required", {"type": "function", "function": {"name": "watch"}}, {"type": "function", "function": {"name": "clock"}}):
-        r = c.chat.completions.create(model="m", messages=FOX, tools=tools, tool_choice=choice, max_tokens=100).choices[0].message
-        assert right(r.tool_calls[0]), r
-    tool = {"name": "clock", "input_schema": parameters}
-    r = anthropic_client(s).messages.create(model="m", messages=FOX, max_tokens=100, tools=[tool], tool_choice={"type": "any"})
-    assert r.content[-1].input["p"]["a"] in ("UTC", "CET"), r
-    lost = {"type": "object", "properties": {"x": {"$ref": "#/$defs/no"}}}
-    status, _, body = s.request("POST", "/v1/chat/completions", {"messages": FOX, "tool_choice": "required",
-                                                                "tools": [{"type": "function", "function": {"name": "f", "parameters": lost}}]})
-    assert status == 400 and "leads to no schema" in body["error"]["message"], body
+    with own("--chat-template", COUNTS_TOOLS, "-c", 512) as s:
+        c = openai_client(s)
+        parameters = {"$defs": {"zone": {"enum": ["UTC", "CET"]}, "pair": {"type": "object", "properties": {"a": {"$ref": "#/$defs/zone"}}, "required": ["a"],
+                                                                          "additionalProperties": False}},
+                      "type": "object", "properties": {"p": {"$ref": "#/$defs/pair"}}, "required": ["p"], "additionalProperties": False}
+        other = {**parameters, "$defs": {**parameters["$defs"], "zone": {"enum": ["EST"]}}}
+        tools = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in (("clock", parameters), ("watch", other))]
+        right = lambda call: json.loads(call.function.arguments)["p"]["a"] in (("UTC", "CET") if call.function.name == "clock" else ("EST",))
+        for choice in ("required", {"type": "function", "function": {"name": "watch"}}, {"type": "function", "function": {"name": "clock"}}):
+            r = c.chat.completions.create(model="m", messages=FOX, tools=tools, tool_choice=choice, max_tokens=100).choices[0].message
+            assert right(r.tool_calls[0]), r
+        tool = {"name": "clock", "input_schema": parameters}
+        r = anthropic_client(s).messages.create(model="m", messages=FOX, max_tokens=100, tools=[tool], tool_choice={"type": "any"})
+        assert r.content[-1].input["p"]["a"] in ("UTC", "CET"), r
+        lost = {"type": "object", "properties": {"x": {"$ref": "#/$defs/no"}}}
+        status, _, body = s.request("POST", "/v1/chat/completions", {"messages": FOX, "tool_choice": "required",
+                                                                    "tools": [{"type": "function", "function": {"name": "f", "parameters": lost}}]})
+        assert status == 400 and "leads to no schema" in body["error"]["message"], body
 
 
 def test_tokenize_and_back():

@@ -34,6 +34,28 @@ static bool is_silent(const sluice_model *model, int32_t token) {
     return all == 0;
 }
 
+/* Tokens of a prompt with these tools; 0: the template rejects it. */
+static size_t count_prompt(const struct ask_model *m, json_t *tools) {
+    size_t n = 0;
+    json_t *request = json_pack("{s:[{s:s, s:s}], s:o}", "messages", "role", "user", "content", "x",
+                                "tools", tools);
+    if (m->template)
+        json_object_set_new(request, "chat_template", json_string(m->template));
+    char *text = json_dumps(request, JSON_COMPACT);
+    int status = text ? sluice_encode_chat(m->model, text, NULL, 0, &n, NULL, 0) : SLUICE_OK;
+    json_decref(request);
+    free(text);
+    return status == SLUICE_ERR_ARGUMENT ? n : 0;
+}
+
+/* Whether the template renders tools. */
+static bool takes_tools(const struct ask_model *m) {
+    json_t *tool =
+        json_pack("{s:s, s:{s:s, s:s, s:{s:s, s:{}}}}", "type", "function", "function", "name", "x",
+                  "description", "x", "parameters", "type", "object", "properties");
+    return count_prompt(m, json_pack("[o]", tool)) > count_prompt(m, json_array());
+}
+
 void ask_model_fill(struct ask_model *m, const sluice_model *model) {
     static const char closing[] = "\n</think>\n\n";
     m->model = model;
@@ -45,6 +67,7 @@ void ask_model_fill(struct ask_model *m, const sluice_model *model) {
     m->tool_call = ask_token_of(model, "<tool_call>");
     if (is_silent(model, m->tool_call))
         m->tool_call = -1;
+    m->takes_tools = takes_tools(m);
     m->n_closing = 0;
     if (m->think_close >= 0 &&
         sluice_encode(model, closing, sizeof closing - 1, SLUICE_ENCODE_SPECIAL, m->closing,

@@ -29,7 +29,8 @@ struct ask_model {
     int32_t think_open, think_close, python_tag; /* tokens; -1: it has none */
     int32_t tool_call;                           /* the same of <tool_call>, where it gives text */
     bool think_is_silent;                        /* control tokens, which give no text */
-    int32_t closing[16];                         /* text that ends thinking over budget */
+    bool takes_tools;    /* the template renders them; else tool_prompt.h does */
+    int32_t closing[16]; /* text that ends thinking over budget */
     size_t n_closing;
 };
 void ask_model_fill(struct ask_model *m, const sluice_model *model);

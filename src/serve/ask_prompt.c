@@ -5,6 +5,7 @@
 
 #include "serve/ask.h"
 #include "serve/follow.h"
+#include "serve/tool_prompt.h"
 
 struct ids {
     int32_t *at;
@@ -48,13 +49,19 @@ static int encode_messages(const struct ask *ask, const struct ask_model *m, siz
     json_t *messages = json_array();
     for (size_t i = 0; i < n; i++)
         json_array_append(messages, json_array_get(ask->messages, i));
-    json_object_set_new(request, "messages", messages);
+    json_t *tools = ask->hides_tools ? NULL : ask->tools;
+    if (!m->takes_tools) {
+        json_t *plain = tool_prompt(messages, tools);
+        json_decref(messages);
+        messages = plain;
+    }
+    bool is_good = json_object_set_new(request, "messages", messages) == 0;
     json_object_set_new(request, "add_generation_prompt", json_boolean(with_answer));
-    if (ask->tools && !ask->hides_tools)
-        json_object_set(request, "tools", ask->tools);
+    if (tools)
+        json_object_set(request, "tools", tools);
     if (m->template)
         json_object_set_new(request, "chat_template", json_string(m->template));
-    char *text = json_dumps(request, JSON_COMPACT);
+    char *text = is_good ? json_dumps(request, JSON_COMPACT) : NULL;
     size_t capacity = m->context;
     *out = (struct ids){malloc(capacity * sizeof *out->at), 0};
     int status = text && out->at ? sluice_encode_chat(m->model, text, out->at, capacity, &out->n,

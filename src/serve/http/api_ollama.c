@@ -370,28 +370,6 @@ void ollama_ps(struct exchange *x) {
     exchange_reply(x, 200, json_pack("{s:[o]}", "models", model));
 }
 
-/* Tokens of a prompt with these tools; 0: the template rejects it. */
-static size_t count_prompt(const struct ask_model *m, json_t *tools) {
-    size_t n = 0;
-    json_t *request = json_pack("{s:[{s:s, s:s}], s:o}", "messages", "role", "user", "content", "x",
-                                "tools", tools);
-    if (m->template)
-        json_object_set_new(request, "chat_template", json_string(m->template));
-    char *text = json_dumps(request, JSON_COMPACT);
-    int status = text ? sluice_encode_chat(m->model, text, NULL, 0, &n, NULL, 0) : SLUICE_OK;
-    json_decref(request);
-    free(text);
-    return status == SLUICE_ERR_ARGUMENT ? n : 0;
-}
-
-/* Whether the template renders tools. */
-static bool takes_tools(const struct ask_model *m) {
-    json_t *tool =
-        json_pack("{s:s, s:{s:s, s:s, s:{s:s, s:{}}}}", "type", "function", "function", "name", "x",
-                  "description", "x", "parameters", "type", "object", "properties");
-    return count_prompt(m, json_pack("[o]", tool)) > count_prompt(m, json_array());
-}
-
 void ollama_show(struct exchange *x) {
     const struct server *s = x->server;
     char key[80], when[32];
@@ -404,7 +382,7 @@ void ollama_show(struct exchange *x) {
     snprintf(key, sizeof key, "%.40s.block_count", s->model.facts.architecture);
     json_object_set_new(info, key, json_integer(s->model.facts.layers));
     json_t *capabilities = json_pack("[s]", "completion");
-    if (takes_tools(&s->model))
+    if (s->model.takes_tools)
         json_array_append_new(capabilities, json_string("tools"));
     if (s->model.think_close >= 0)
         json_array_append_new(capabilities, json_string("thinking"));
