@@ -199,6 +199,9 @@ build/vulkan/%.spv: $(SHADER_DIR)/shaders.list tools/shaders.sh
 	$(Q)set -- $$(bash tools/shaders.sh list | sed -n 's/^$* //p'); file=$$1; shift; \
 	$(GLSLC) --target-env=vulkan1.2 -O -Werror -MD -MF $(@:.spv=.d) -MT $@ -I $(SHADER_DIR) -I src "$$@" $(SHADER_DIR)/$$file -o $@
 
+# An included file that is gone, which the .d files still name, is no error.
+$(SHADER_DIR)/%.glsl: ;
+
 build/vulkan/shaders.c: $(SPIRV) tools/shaders.sh
 	@bash tools/shaders.sh embed build/vulkan $(SHADERS) > $@
 

@@ -51,13 +51,13 @@ const uint Q4 = (QUERIES + 3) / 4;
 const uint AT_ONCE = GROUPS <= 2 ? QUERIES : (QUERIES + 1) / 2; // queries, adding groups
 const uint SCORES = QUERIES * ATTEND_TILE * 5;                  // of fours of lanes: 4 + 1
 const uint OTHERS = 4 * AT_ONCE * D4 * (GROUPS - 1);            // PV of other groups than the first
-const uint ROOM = SCORES > OTHERS ? SCORES : OTHERS;
+const uint SCRATCH = SCORES > OTHERS ? SCORES : OTHERS;
 
 shared vec4 query[QUERIES * D4];
-shared vec4 room[(ROOM + 3) / 4]; // for one after the other
-shared float most[QUERIES * 16];
+shared vec4 scratch[(SCRATCH + 3) / 4]; // its uses follow each other
+shared float per_thread[QUERIES * 16];
 shared vec4 weight[ATTEND_TILE * Q4]; // of four queries
-shared float rescale[QUERIES], of_part[QUERIES];
+shared float rescale[QUERIES], part_factor[QUERIES];
 
 // ---- jobs -------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ float four_lanes(float a, float b, float c, float d, uint lane) {
 }
 
 // The scores' sums of four lanes each for a tile of positions from `row` of the cache on.
-void multiply_keys(uint row) {
+void qk_tile(uint row) {
     uint id = gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
     uint lane = id % LANES, position = id / LANES * 4;
     precise float sum[4 * QUERIES];
@@ -145,18 +145,18 @@ void multiply_keys(uint row) {
     [[unroll]] for (uint q = 0; q < QUERIES; q++) {
         uint at = (q * ATTEND_TILE + position + lane % 4) * 5 + lane / 4;
         float four = four_lanes(sum[4 * q], sum[4 * q + 1], sum[4 * q + 2], sum[4 * q + 3], lane);
-        room[at / 4][at % 4] = four;
+        scratch[at / 4][at % 4] = four;
     }
 }
 
-float score_at(uint q, uint position, uint seen) {
+float qk_at(uint q, uint position, uint seen) {
     uint at = (q * ATTEND_TILE + position) * 5;
-    precise float sum = (room[at / 4][at % 4] + room[(at + 1) / 4][(at + 1) % 4]) +
-                        (room[(at + 2) / 4][(at + 2) % 4] + room[(at + 3) / 4][(at + 3) % 4]);
+    precise float sum = (scratch[at / 4][at % 4] + scratch[(at + 1) / 4][(at + 1) % 4]) +
+                        (scratch[(at + 2) / 4][(at + 2) % 4] + scratch[(at + 3) / 4][(at + 3) % 4]);
     return position < seen ? sum : ATTEND_NONE;
 }
 
-void multiply_value(vec4 v, uint i) {
+void pv_position(vec4 v, uint i) {
     [[unroll]] for (uint f = 0; f < Q4; f++) {
         vec4 w = weight[i * Q4 + f];
         [[unroll]] for (uint k = 0; k < 4; k++)
@@ -165,8 +165,8 @@ void multiply_value(vec4 v, uint i) {
     }
 }
 
-void multiply_values(uint row, uint i, uint chunk) {
-    multiply_value(value_at(row + i, chunk), i);
+void pv_at(uint row, uint i, uint chunk) {
+    pv_position(value_at(row + i, chunk), i);
 }
 
 // Of the softmax, for the thread's query: as far as the part has come, and all parts before it.
@@ -183,20 +183,20 @@ void load_queries(uint t, Job j) {
 }
 
 // From the scores of a tile's positions to weights; the thread's query sees so many of them.
-void weigh_tile(uint t, uint seen) {
+void softmax_tile(uint t, uint seen) {
     uint q = t / 16, at = t % 16;
     float a = 0, b = 0;
     if (q < QUERIES) {
-        a = score_at(q, at, seen);
-        b = score_at(q, at + 16, seen);
-        most[t] = max(a, b);
+        a = qk_at(q, at, seen);
+        b = qk_at(q, at + 16, seen);
+        per_thread[t] = max(a, b);
     }
     barrier();
     if (q >= QUERIES)
         return;
     float largest = run_max;
     [[unroll]] for (uint i = 0; i < 16; i++)
-        largest = max(largest, most[q * 16 + i]);
+        largest = max(largest, per_thread[q * 16 + i]);
     float factor = exp2(run_max - largest);
     a = at < seen ? softmax_weight(exp2(a - largest)) : 0;
     b = at + 16 < seen ? softmax_weight(exp2(b - largest)) : 0;
@@ -209,17 +209,17 @@ void weigh_tile(uint t, uint seen) {
         rescale[q] = factor;
 }
 
-void add_values(uint row, uint n, uint chunk, uint group) {
+void pv_tile(uint row, uint n, uint chunk, uint group) {
     [[unroll]] for (uint q = 0; q < QUERIES; q++)
         pv[q] *= rescale[q];
     if (group < GROUPS && n == ATTEND_TILE) {
         [[unroll]] for (uint i = 0; i < ATTEND_TILE / GROUPS; i++)
-            multiply_values(row, i * GROUPS + group, chunk);
+            pv_at(row, i * GROUPS + group, chunk);
         if (ATTEND_TILE % GROUPS > group)
-            multiply_values(row, ATTEND_TILE / GROUPS * GROUPS + group, chunk);
+            pv_at(row, ATTEND_TILE / GROUPS * GROUPS + group, chunk);
     } else if (group < GROUPS) {
         for (uint i = group; i < n; i += GROUPS)
-            multiply_values(row, i, chunk);
+            pv_at(row, i, chunk);
     }
 }
 
@@ -228,13 +228,13 @@ void end_softmax(uint t, Job j, uint part) {
     uint q = t / 16;
     bool is_first = t % 16 == 0;
     if (q < QUERIES)
-        most[t] = run_sum;
+        per_thread[t] = run_sum;
     barrier();
     if (q >= QUERIES)
         return;
     precise float sum = 0;
     for (uint i = 0; i < 16; i++)
-        sum += most[q * 16 + i];
+        sum += per_thread[q * 16 + i];
     if (IS_WHOLE != 0) {
         float largest = max(whole_max, run_max);
         float before = exp2(whole_max - largest), after = exp2(run_max - largest);
@@ -243,7 +243,7 @@ void end_softmax(uint t, Job j, uint part) {
         whole_max = largest;
         if (is_first) {
             rescale[q] = before;
-            of_part[q] = after;
+            part_factor[q] = after;
         }
     } else if (is_first && q < j.n_rows * j.n_heads) {
         uint head = j.row * HEADS + j.first_head + q;
@@ -258,16 +258,16 @@ void end_part(Job j, uint part, uint chunk, uint group) {
         barrier();
         [[unroll]] for (uint q = first; q < min(first + AT_ONCE, QUERIES); q++)
             if (group > 0 && group < GROUPS)
-                room[((group - 1) * AT_ONCE + q - first) * D4 + chunk] = pv[q];
+                scratch[((group - 1) * AT_ONCE + q - first) * D4 + chunk] = pv[q];
         barrier();
         [[unroll]] for (uint q = first; q < min(first + AT_ONCE, QUERIES); q++) {
             if (group > 0)
                 break;
             precise vec4 sum = pv[q];
             for (uint g = 1; g < GROUPS; g++)
-                sum += room[((g - 1) * AT_ONCE + q - first) * D4 + chunk];
+                sum += scratch[((g - 1) * AT_ONCE + q - first) * D4 + chunk];
             if (IS_WHOLE != 0) {
-                precise vec4 all = fma(whole[q], vec4(rescale[q]), sum * of_part[q]);
+                precise vec4 all = fma(whole[q], vec4(rescale[q]), sum * part_factor[q]);
                 whole[q] = all;
             } else if (q < n_queries) {
                 uint head = j.row * HEADS + j.first_head + q;
@@ -289,11 +289,11 @@ void run_part(uint t, Job j, uint part, uint slot, uint length) {
     for (uint at = begin; at < end; at += ATTEND_TILE) {
         uint page = pages[p.pages_first + slot * PAGES + at / IO_PAGE_POSITIONS];
         uint row = (page * KV_HEADS + j.kv_head) * IO_PAGE_POSITIONS + at % IO_PAGE_POSITIONS;
-        multiply_keys(row);
+        qk_tile(row);
         barrier();
-        weigh_tile(t, own_seen > at ? own_seen - at : 0);
+        softmax_tile(t, own_seen > at ? own_seen - at : 0);
         barrier();
-        add_values(row, min(end - at, ATTEND_TILE), chunk, group);
+        pv_tile(row, min(end - at, ATTEND_TILE), chunk, group);
     }
     end_softmax(t, j, part);
     end_part(j, part, chunk, group);

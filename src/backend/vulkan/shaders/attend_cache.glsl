@@ -1,5 +1,5 @@
 // attend_cache.glsl - four values of a key or a value, as the cache has them: bindings 3 and 4, rows of D.
-// The shader has said D. CACHE: 0 F32, 1 F16, 2 Q8_0, 3 Q4_0.
+// The shader defines D. CACHE: 0 F32, 1 F16, 2 Q8_0, 3 Q4_0.
 #ifndef ATTEND_CACHE_GLSL
 #define ATTEND_CACHE_GLSL
 

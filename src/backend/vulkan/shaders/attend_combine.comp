@@ -25,11 +25,11 @@ layout(binding = 3) writeonly buffer Out { float result[]; };
 #define AHEAD 16                        // parts
 #define EACH (AHEAD / 4)                // loads of a thread
 #define COLUMNS4 (ATTEND_THREADS / 4)
-const uint ROOM = (MAX_PARTS + AHEAD - 1) / AHEAD * AHEAD, D4 = D / 4;
+const uint PADDED_PARTS = (MAX_PARTS + AHEAD - 1) / AHEAD * AHEAD, D4 = D / 4;
 
 shared vec4 staged[AHEAD * COLUMNS4];
-shared vec2 of_part[ROOM], factor[ROOM];
-shared float largest[ROOM]; // up to each part
+shared vec2 of_part[PADDED_PARTS], factor[PADDED_PARTS];
+shared float largest[PADDED_PARTS]; // up to each part
 
 // The largest maximum up to each of n parts.
 void scan(uint t, uint n) {
@@ -66,14 +66,14 @@ void main() {
     uint n = attend_parts(io_row_position(row) + 1), at = (row * HEADS + head) * MAX_PARTS;
     uint c = gl_WorkGroupID.z * COLUMNS4;
     load_parts(t, at, c, 0, n);
-    for (uint i = t; i < ROOM; i += ATTEND_THREADS) {
+    for (uint i = t; i < PADDED_PARTS; i += ATTEND_THREADS) {
         vec2 part = i < n ? sums[at + i] : vec2(0);
         of_part[i] = part;
         largest[i] = part.x;
     }
     barrier();
     scan(t, n);
-    for (uint i = t; i < ROOM; i += ATTEND_THREADS) {
+    for (uint i = t; i < PADDED_PARTS; i += ATTEND_THREADS) {
         float before = i > 0 && i < n ? largest[i - 1] : ATTEND_NONE;
         factor[i] = i < n ? vec2(exp2(before - largest[i]), exp2(of_part[i].x - largest[i]))
                           : vec2(1, 0);

@@ -1,5 +1,5 @@
 // attend_head.glsl - a head of a row as ATTEND uses it: normed, rotated, and encoded as the cache's
-// type, in shared memory x. The shader has said D, ROTARY and IS_NEIGHBOURS, has the angles, and SQUARES, a
+// type, in shared memory x. The shader defines D, ROTARY and IS_NEIGHBOURS, has the angles, and SQUARES, a
 // shared array.
 //
 // CACHE: 0 F32, 1 F16, 2 Q8_0, 3 Q4_0. Quantized heads are rounded as src/quant/encode.c does.

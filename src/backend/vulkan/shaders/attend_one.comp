@@ -73,17 +73,17 @@ const uint SLOTS = (QUERIES + TEAMS) / TEAMS; // heads that a team makes: the qu
 const uint SCORES = QUERIES * ATTEND_TILE * 5;        // of fours of lanes: 4 + 1
 const uint OTHERS = 4 * TEAMS * D4 * (GROUPS - 1);    // PV of other groups than the first
 const uint SQUARES_N = 136 * (QUERIES + 1);           // of attend_head.glsl
-const uint MOST = SCORES > OTHERS ? SCORES : OTHERS;
-const uint ROOM = MOST > SQUARES_N ? MOST : SQUARES_N;
+const uint LARGER = SCORES > OTHERS ? SCORES : OTHERS;
+const uint SCRATCH = LARGER > SQUARES_N ? LARGER : SQUARES_N;
 
 shared vec4 query[QUERIES * D4];
-shared float room[ROOM]; // for one after the other
-shared float most[QUERIES * 16];
+shared float scratch[SCRATCH]; // its uses follow each other
+shared float per_thread[QUERIES * 16];
 shared float weight[QUERIES * ATTEND_TILE];
 shared float rescale[QUERIES];
 
 #define HEADS_OF_X 2 // the key, then the value
-#define SQUARES(i) room[i]
+#define SQUARES(i) scratch[i]
 #include "attend_head.glsl"
 #if CACHE == 1
 shared uint new_words[D];
@@ -286,7 +286,7 @@ void load_values(uint u, uint row) {
 #endif
 
 // The scores' sums of four lanes each for a tile of positions from `row` of the cache on.
-void multiply_keys(uint id, uint row, uint own_row) {
+void qk_tile(uint id, uint row, uint own_row) {
     uint lane = id % LANES, position = id / LANES * POSITIONS;
     precise float sum[POSITIONS * QUERIES];
     [[unroll]] for (uint q = 0; q < POSITIONS * QUERIES; q++)
@@ -312,18 +312,18 @@ void multiply_keys(uint id, uint row, uint own_row) {
             precise float four = two + subgroupShuffleXor(two, 2);
             uint at = (q * ATTEND_TILE + position + r) * 5 + lane / 4;
             if (lane % 4 == 0)
-                room[at] = four;
+                scratch[at] = four;
         }
 }
 
-float score_at(uint q, uint position, uint seen) {
+float qk_at(uint q, uint position, uint seen) {
     uint at = (q * ATTEND_TILE + position) * 5;
-    precise float sum = (room[at] + room[at + 1]) + (room[at + 2] + room[at + 3]);
+    precise float sum = (scratch[at] + scratch[at + 1]) + (scratch[at + 2] + scratch[at + 3]);
     return position < seen ? sum : ATTEND_NONE;
 }
 
 // is_in: a select is shorter than a branch around sixteen of these.
-void multiply_value(uint team, vec4 v, uint i, bool is_in) {
+void pv_position(uint team, vec4 v, uint i, bool is_in) {
     [[unroll]] for (uint k = 0; k < OWN_QUERIES; k++) {
         uint q = min(k * TEAMS + team, QUERIES - 1);
         vec4 sum = fma(vec4(weight[q * ATTEND_TILE + i]), v, pv[k]);
@@ -332,19 +332,19 @@ void multiply_value(uint team, vec4 v, uint i, bool is_in) {
 }
 
 // has_own: the last position is the row's own, whose value comes last, too.
-void multiply_values(uint t, uint row, uint n, bool has_own) {
+void pv_tile(uint t, uint row, uint n, bool has_own) {
     uint team = t / ATTEND_THREADS, chunk = t % ATTEND_THREADS % D4, group = t % ATTEND_THREADS / D4;
     uint end = has_own ? n - 1 : n;
 #ifdef LOADS_AHEAD
     [[unroll]] for (uint e = 0; e < OF_VALUES; e++)
-        multiply_value(team, VALUE_AT(row, chunk, e), min(e * GROUPS + group, ATTEND_TILE - 1),
+        pv_position(team, VALUE_AT(row, chunk, e), min(e * GROUPS + group, ATTEND_TILE - 1),
                        e * GROUPS + group < end);
 #else
     [[dont_unroll]] for (uint i = group; i < end; i += GROUPS)
-        multiply_value(team, VALUE_AT(row + i, chunk, 0), i, true);
+        pv_position(team, VALUE_AT(row + i, chunk, 0), i, true);
 #endif
     if (has_own && end % GROUPS == group)
-        multiply_value(team, own_four(1, chunk), end, true);
+        pv_position(team, own_four(1, chunk), end, true);
 }
 
 // ---- a part -----------------------------------------------------------------------------------
@@ -360,20 +360,20 @@ void begin_part() {
 
 // From the scores of a tile's first n positions to weights, sixteen threads a query, two positions
 // each.
-void weigh_tile(uint t, uint n) {
+void softmax_tile(uint t, uint n) {
     uint q = t / 16, at = t % 16;
     float a = 0, b = 0;
     if (q < QUERIES) {
-        a = score_at(q, at, n);
-        b = score_at(q, at + 16, n);
-        most[t] = max(a, b);
+        a = qk_at(q, at, n);
+        b = qk_at(q, at + 16, n);
+        per_thread[t] = max(a, b);
     }
     barrier();
     if (q >= QUERIES)
         return;
     float largest = run_max;
     [[unroll]] for (uint i = 0; i < 16; i++)
-        largest = max(largest, most[q * 16 + i]);
+        largest = max(largest, per_thread[q * 16 + i]);
     float factor = exp2(run_max - largest);
     a = at < n ? softmax_weight(exp2(a - largest)) : 0;
     b = at + 16 < n ? softmax_weight(exp2(b - largest)) : 0;
@@ -389,12 +389,12 @@ void weigh_tile(uint t, uint n) {
 // Adds the softmax's threads, and the groups, in order, and leaves the part's result.
 void store_part(uint t, uint at, uint n_heads) {
     if (t / 16 < QUERIES)
-        most[t] = run_sum;
+        per_thread[t] = run_sum;
     barrier();
     if (t / 16 < n_heads && t % 16 == 0) {
         precise float sum = 0;
         for (uint i = 0; i < 16; i++)
-            sum += most[t + i];
+            sum += per_thread[t + i];
         sums[at + t / 16 * MAX_PARTS] = vec2(run_max, sum);
     }
     uint team = t / ATTEND_THREADS, chunk = t % ATTEND_THREADS % D4, group = t % ATTEND_THREADS / D4;
@@ -404,14 +404,14 @@ void store_part(uint t, uint at, uint n_heads) {
             barrier();
             if (group > 0 && group < GROUPS)
                 [[unroll]] for (uint c = 0; c < 4; c++)
-                    room[(((group - 1) * TEAMS + team) * 4 + c) * D4 + chunk] = pv[k][c];
+                    scratch[(((group - 1) * TEAMS + team) * 4 + c) * D4 + chunk] = pv[k][c];
             barrier();
         }
         if (group == 0 && q < n_heads) {
             precise vec4 sum = pv[k];
             for (uint g = 1; g < GROUPS; g++)
                 [[unroll]] for (uint c = 0; c < 4; c++)
-                    sum[c] += room[(((g - 1) * TEAMS + team) * 4 + c) * D4 + chunk];
+                    sum[c] += scratch[(((g - 1) * TEAMS + team) * 4 + c) * D4 + chunk];
             parts4[(at + q * MAX_PARTS) * D4 + chunk] = sum;
         }
     }
@@ -463,19 +463,19 @@ void run_parts(uint t, uint id, uint slot, uint kv_head, uint first_head, uint n
         uint n = min(end - at, ATTEND_TILE);
         bool is_end = at + ATTEND_TILE >= end; // of the part
         uint next = is_end ? (part + stride) * length : at + ATTEND_TILE, next_row = row + ATTEND_TILE;
-        multiply_keys(id, row, own_row);
+        qk_tile(id, row, own_row);
         if (next < n_seen) {
             if (is_end || next % IO_PAGE_POSITIONS == 0)
                 next_row = page_row(slot, kv_head, next);
             load_keys(id, next_row);
         }
         barrier();
-        weigh_tile(t, n);
+        softmax_tile(t, n);
         barrier();
         [[unroll]] for (uint k = 0; k < OWN_QUERIES; k++)
             pv[k] *= rescale[min(k * TEAMS + t / ATTEND_THREADS, QUERIES - 1)];
         if (t % ATTEND_THREADS / D4 < GROUPS)
-            multiply_values(t, row, n, own_row == row + n - 1);
+            pv_tile(t, row, n, own_row == row + n - 1);
         if (next < n_seen)
             load_values(t % ATTEND_THREADS, next_row);
         if (is_end) {

@@ -2,7 +2,7 @@
 #ifndef COMMON_GLSL
 #define COMMON_GLSL
 
-// Before any use of gl_WorkGroupSize: glslc takes it for 1 until this is said.
+// Before any use of gl_WorkGroupSize: glslc takes it for 1 until then.
 layout(local_size_x_id = 0) in;
 
 shared float group_values[1024];

@@ -1,7 +1,7 @@
-// matrix.glsl - matrices of 16 x 16 spread over a subgroup of 32: halves, of which products are made,
+// matrix.glsl - matrices of 16 x 16 spread over a subgroup of 32: fp16, of which products are made,
 // and f32, of which an invocation has ELEMENTS(m) as AT(m, i), all of them at the same places.
 //
-// The shader has `shared uvec4 tile[]`, in which rows of 16 halves along K begin `stride` vectors
+// The shader has `shared uvec4 tile[]`, in which rows of 16 fp16 values along K begin `stride` vectors
 // after each other. -DPLAIN: by plain code, for drivers without such matrices.
 #ifdef PLAIN
 struct Halves {

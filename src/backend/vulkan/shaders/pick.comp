@@ -1,9 +1,9 @@
 #version 450
 // pick.comp - a token for an output, by one workgroup; where a plan has one output, the end of the
-// step, too. IS_LAST: there is a workgroup for every stretch, which weighs it, and the last one to be
+// step, too. IS_LAST: there is a workgroup for every chunk, which weighs it, and the last one to be
 // done is the one that picks; the last of all outputs' ends the step.
 //
-//   best     the largest key of pick_rank.comp's stretches: the token of a greedy output
+//   best     the largest key of pick_rank.comp's chunks: the token of a greedy output
 //   cuts     pick_weigh.comp has listed the tokens near the best. Where these are not all that may
 //            pass top-k, top-p and min-p: a histogram of all by distance from the maximum, 32 bins a
 //            power of e, and a list anew of the bins that may. The cut and the draw are found in the
@@ -21,15 +21,15 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint VOCAB = 1;
 layout(constant_id = 2) const uint HAS_COUNTS = 0;
 layout(constant_id = 3) const uint THREADS = 128; // as constant 0; a power of two, at most 1024
-layout(constant_id = 4) const uint STRETCHES = 1;
+layout(constant_id = 4) const uint CHUNKS = 1;
 layout(constant_id = 5) const uint IS_END = 0;
-layout(constant_id = 6) const uint STRETCH = 128;
+layout(constant_id = 6) const uint CHUNK = 128;
 layout(constant_id = 7) const uint IS_LAST = 0;
 
 layout(push_constant) uniform Push {
     IO_AT;
     uint counts_first, counts_stride, burst, step;
-    uint logits_first, logits_stride, room_first, room_stride, order_first, order_stride;
+    uint logits_first, logits_stride, adjusted_first, adjusted_stride, order_first, order_stride;
 } p;
 
 // What the step has of IO, and the same with what workgroups write to it now.
@@ -38,7 +38,7 @@ layout(binding = 0) coherent buffer IoNow { uint io_now[]; };
 layout(binding = 1) buffer Host { uint host[]; };
 layout(binding = 2) buffer Counts { uint counts[]; };
 layout(binding = 3) readonly buffer Logits { float logits[]; };
-layout(binding = 4) readonly buffer Room { float room[]; };
+layout(binding = 4) readonly buffer Adjusted { float adjusted[]; };
 layout(binding = 5) coherent buffer Order { uvec2 list[]; };
 layout(binding = 6) readonly buffer Best { uvec2 best[]; };
 layout(binding = 7) coherent buffer Sums { uint sums[]; }; // as in pick_weigh.comp
@@ -50,7 +50,7 @@ layout(binding = 8) coherent buffer Counters { uint counters[]; }; // one an out
 #include "pick_end.glsl"
 
 #define BINS 1024
-#define MOST_BY_RANK 512 // candidates
+#define MAX_BY_RANK 512 // candidates
 
 shared uvec2 keys[THREADS];
 shared uint low[BINS], high[BINS];
@@ -85,9 +85,9 @@ REDUCE(sum_of, add64)
 
 #include "pick_weigh.glsl"
 
-// Of a stretch; after the last: how many are listed.
-uvec2 sum_at(uint stretch) {
-    uint at = (o * (STRETCHES + 1) + stretch) * 2;
+// Of a chunk; after the last: how many are listed.
+uvec2 sum_at(uint chunk) {
+    uint at = (o * (CHUNKS + 1) + chunk) * 2;
     return uvec2(sums[at], sums[at + 1]);
 }
 
@@ -164,8 +164,8 @@ uint bin_of(float x) {
 
 // 53 random bits, above zeros: a function of seed and position alone (splitmix64).
 uvec2 random_bits() {
-    uvec2 position = add64(uvec2(io_row_position(asked[0]), 0), uvec2(1, 0));
-    uvec2 z = add64(uvec2(asked[12], asked[13]),
+    uvec2 position = add64(uvec2(io_row_position(output_words[0]), 0), uvec2(1, 0));
+    uvec2 z = add64(uvec2(output_words[12], output_words[13]),
                     mul64(uvec2(0x7F4A7C15u, 0x9E3779B9u), position));
     z = mul64(z ^ shift_right64(z, 30), uvec2(0x1CE4E5B9u, 0xBF58476Du));
     z = mul64(z ^ shift_right64(z, 27), uvec2(0x133111EBu, 0x94D049BBu));
@@ -201,11 +201,11 @@ void set_token(int token) {
         put_token(token);
 }
 
-// From all tokens: which stretch has the target, then which of its runs, until a run is a token.
+// From all tokens: which chunk has the target, then which of its runs, until a run is a token.
 void draw_uncut() {
-    uint run = STRETCH, begin = 0, end = n_vocab;
+    uint run = CHUNK, begin = 0, end = n_vocab;
     clear_bins();
-    if (t < STRETCHES) {
+    if (t < CHUNKS) {
         low[t] = sum_at(t).x;
         high[t] = sum_at(t).y;
     }
@@ -284,7 +284,7 @@ uvec2 radix_select(bool is_count, uvec2 target) {
 // The last bin that can hold a token which passes.
 uint last_bin(uvec2 total) {
     if (is_top_k) {
-        find_bin(min64(uvec2(asked[IO_TOP_K], 0), total));
+        find_bin(min64(uvec2(output_words[IO_TOP_K], 0), total));
         return hit_bin;
     }
     uint last = BINS - 1;
@@ -319,7 +319,7 @@ void list_all(uvec2 total) {
 void draw_long(uvec2 total) {
     uvec2 cut = uvec2(0);
     if (is_top_k)
-        cut = radix_select(true, uvec2(min(asked[IO_TOP_K], n_listed), 0));
+        cut = radix_select(true, uvec2(min(output_words[IO_TOP_K], n_listed), 0));
     uvec2 listed = weight_from(cut);
     total = is_top_k ? listed : total;
     if (output_float(IO_TOP_P) < 1) {
@@ -352,7 +352,7 @@ void draw_short(uvec2 total) {
             running = add64(running, bin_at(i));
         }
     if (is_top_k) {
-        is_in = is_in && rank <= asked[IO_TOP_K];
+        is_in = is_in && rank <= output_words[IO_TOP_K];
         total = largest(is_in ? running : uvec2(0));
     }
     if (output_float(IO_TOP_P) < 1)
@@ -366,21 +366,21 @@ void draw_short(uvec2 total) {
 
 void draw_cut() {
     uvec2 total = uvec2(0);
-    if (t < STRETCHES)
+    if (t < CHUNKS)
         total = sum_at(t);
     total = sum_of(total);
     barrier();
     if (t == 0)
-        n_listed = sum_at(STRETCHES).x;
+        n_listed = sum_at(CHUNKS).x;
     barrier();
     bool is_enough = output_float(IO_MIN_P) >= NEAR_PROB;
     if (is_top_k)
-        is_enough = n_listed >= asked[IO_TOP_K];
+        is_enough = n_listed >= output_words[IO_TOP_K];
     else if (!is_enough && output_float(IO_TOP_P) < 1)
         is_enough = !less64(weight_from(uvec2(0)), top_p_target(total));
     if (!is_enough)
         list_all(total);
-    if (n_listed <= min(THREADS, MOST_BY_RANK))
+    if (n_listed <= min(THREADS, MAX_BY_RANK))
         draw_short(total);
     else
         draw_long(total);
@@ -392,11 +392,11 @@ void pick_token() {
         return;
     }
     uvec2 key = uvec2(0);
-    for (uint i = t; i < STRETCHES; i += THREADS)
-        key = max64(key, best[o * STRETCHES + i]);
+    for (uint i = t; i < CHUNKS; i += THREADS)
+        key = max64(key, best[o * CHUNKS + i]);
     key = largest(key);
     if (find_scale(key)) {
-        is_top_k = asked[IO_TOP_K] > 0 && asked[IO_TOP_K] < n_vocab;
+        is_top_k = output_words[IO_TOP_K] > 0 && output_words[IO_TOP_K] < n_vocab;
         if (is_cut())
             draw_cut();
         else
@@ -406,14 +406,14 @@ void pick_token() {
     }
 }
 
-// Whether this workgroup picks for output o, when its stretch is weighed.
+// Whether this workgroup picks for output o, when its chunk is weighed.
 bool is_picking() {
     if (o >= io_n_outputs())
         return false;
     find_output();
     if (IS_LAST != 0)
-        weigh(gl_WorkGroupID.y, STRETCHES);
-    return IS_LAST == 0 || is_last(t, o, STRETCHES);
+        weigh(gl_WorkGroupID.y, CHUNKS);
+    return IS_LAST == 0 || is_last(t, o, CHUNKS);
 }
 
 // Whether it ends the step: a step without outputs has an end, too.

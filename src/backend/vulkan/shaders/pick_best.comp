@@ -1,6 +1,6 @@
 #version 450
 // pick_best.comp - the best token of outputs that are not drawn, and whose logits nothing changes: a
-// workgroup a stretch of a row. The last one of a row to be done has the row's best, and the last of
+// workgroup a chunk of a row. The last one of a row to be done has the row's best, and the last of
 // those ends the step. Logits that are wanted go to the host from here.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_memory_scope_semantics : require
@@ -27,7 +27,7 @@ layout(binding = 1) buffer Host { uint host[]; };
 layout(binding = 2) buffer Counts { uint counts[]; };
 layout(binding = 3) readonly buffer Logits { float logits[]; };
 layout(binding = 4) writeonly buffer Wanted { float wanted[]; };
-layout(binding = 5) coherent buffer Best { uvec2 best[]; }; // (O, stretches)
+layout(binding = 5) coherent buffer Best { uvec2 best[]; }; // (O, chunks)
 layout(binding = 6) coherent buffer Counters { uint counters[]; }; // one an output, then one for all
 
 #include "last.glsl"
@@ -35,7 +35,7 @@ layout(binding = 6) coherent buffer Counters { uint counters[]; }; // one an out
 #include "stage.glsl"
 #include "pick_end.glsl"
 
-#include "pick_stretch.glsl"
+#include "pick_chunk.glsl"
 
 uint has_failed;
 
@@ -64,13 +64,13 @@ bool put_best(uint t, uint o) {
 void main() {
     uint t = gl_LocalInvocationIndex, o = gl_WorkGroupID.y;
     uint first = gl_WorkGroupID.x * EACH * THREADS + t;
-    load_stretch(o, first); // before IO says anything
+    load_chunk(o, first); // before IO says anything
     has_failed = counters[STAGE_FAILED];
     bool is_end = io_n_outputs() == 0 && o == 0 && gl_WorkGroupID.x == 0;
     if (o < io_n_outputs()) {
         if ((io_output_flags(o) & IO_WANTS_LOGITS) != 0)
             give_wanted(o, first, VOCAB);
-        uvec2 key = largest(t, best_of_stretch(first, io_output_n_vocab(o)));
+        uvec2 key = largest(t, best_of_chunk(first, io_output_n_vocab(o)));
         if (t == 0)
             best[o * gl_NumWorkGroups.x + gl_WorkGroupID.x] = key;
         is_end = is_last(t, o, gl_NumWorkGroups.x) && put_best(t, o);

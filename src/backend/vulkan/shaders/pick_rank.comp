@@ -1,5 +1,5 @@
 #version 450
-// pick_rank.comp - the largest key of each stretch of a row's logits, a workgroup a stretch: after
+// pick_rank.comp - the largest key of each chunk of a row's logits, a workgroup a chunk: after
 // biases, penalties and mask where an output asks for them, on a copy. Logits that are wanted go to
 // the host from here.
 #extension GL_GOOGLE_include_directive : require
@@ -9,16 +9,16 @@
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint VOCAB = 1;
-layout(constant_id = 2) const uint STRETCH = 128; // a multiple of 32
+layout(constant_id = 2) const uint CHUNK = 128; // a multiple of 32
 layout(constant_id = 3) const uint HAS_COUNTS = 0;
 layout(constant_id = 4) const uint THREADS = 128; // as constant 0
 
-const uint EACH = (STRETCH + THREADS - 1) / THREADS;
+const uint EACH = (CHUNK + THREADS - 1) / THREADS;
 
 layout(push_constant) uniform Push {
     IO_AT;
     uint logits_first, logits_stride, wanted_first, wanted_stride;
-    uint counts_first, counts_stride, room_first, room_stride;
+    uint counts_first, counts_stride, adjusted_first, adjusted_stride;
 } p;
 
 layout(binding = 0) readonly buffer Io { uint io[]; };
@@ -26,16 +26,16 @@ layout(binding = 1) readonly buffer Host { uint host[]; };
 layout(binding = 2) readonly buffer Logits { float logits[]; };
 layout(binding = 3) writeonly buffer Wanted { float wanted[]; };
 layout(binding = 4) readonly buffer Counts { uint counts[]; }; // two a word
-layout(binding = 5) coherent buffer Room { float room[]; };
-layout(binding = 6) writeonly buffer Best { uvec2 best[]; }; // (O, stretches)
+layout(binding = 5) coherent buffer Adjusted { float adjusted[]; };
+layout(binding = 6) writeonly buffer Best { uvec2 best[]; }; // (O, chunks)
 layout(binding = 7) writeonly buffer Sums { uvec2 sums[]; }; // as in pick_weigh.comp: nothing is listed
 
-#include "pick_stretch.glsl"
+#include "pick_chunk.glsl"
 
 shared uvec2 biases[THREADS];
 
-uint t, o, begin, end; // this stretch; end: of what may be picked
-uint logits_at, room_at;
+uint t, o, begin, end; // this chunk; end: of what may be picked
+uint logits_at, adjusted_at;
 
 float output_float(uint word) {
     return uintBitsToFloat(io_output(o, word));
@@ -61,7 +61,7 @@ void apply_biases() {
             is_first = biases[k].x != biases[t].x;
         for (uint k = t; is_first && k < n; k++)
             if (biases[k].x == biases[t].x)
-                room[room_at + biases[t].x] += uintBitsToFloat(biases[k].y);
+                adjusted[adjusted_at + biases[t].x] += uintBitsToFloat(biases[k].y);
         memoryBarrierBuffer();
     }
     barrier();
@@ -114,7 +114,7 @@ void apply_penalties() {
     for (uint i = begin + t; i < end; i += THREADS) {
         uint count = count_of(slot, i);
         if (count > 0)
-            room[room_at + i] = penalized(room[room_at + i], count);
+            adjusted[adjusted_at + i] = penalized(adjusted[adjusted_at + i], count);
     }
     memoryBarrierBuffer();
     barrier();
@@ -130,7 +130,7 @@ void apply_penalties() {
         uint count = count_of(slot, token) + 1;
         for (uint k = row + 1; k < n_rows; k++)
             count += io_row_token(k) == token && is_counted(k, slot) ? 1 : 0;
-        room[room_at + token] = penalized(biased(token), count);
+        adjusted[adjusted_at + token] = penalized(biased(token), count);
     }
     memoryBarrierBuffer();
     barrier();
@@ -140,8 +140,8 @@ void apply_mask() {
     const uint WORDS = (VOCAB + 127) / 128 * 4;
     for (uint i = begin + t; i < end; i += THREADS) {
         bool is_allowed = (host[p.io_masks + o * WORDS + i / 32] >> i % 32 & 1u) != 0;
-        float x = room[room_at + i];
-        room[room_at + i] = !is_allowed   ? uintBitsToFloat(0xff800000u)
+        float x = adjusted[adjusted_at + i];
+        adjusted[adjusted_at + i] = !is_allowed   ? uintBitsToFloat(0xff800000u)
                             : x >= -1e30 ? x
                                          : -1e30;
     }
@@ -149,13 +149,13 @@ void apply_mask() {
     barrier();
 }
 
-// ---- the stretch ------------------------------------------------------------------------------
+// ---- the chunk ------------------------------------------------------------------------------
 
 // The best key of this thread's after all changes, made on a copy.
 uvec2 best_of_changed(uint flags) {
     [[unroll]] for (uint k = 0; k < EACH; k++)
         if (begin + t + k * THREADS < end)
-            room[room_at + begin + t + k * THREADS] = stretch[k];
+            adjusted[adjusted_at + begin + t + k * THREADS] = chunk[k];
     memoryBarrierBuffer();
     barrier();
     apply_biases();
@@ -165,24 +165,24 @@ uvec2 best_of_changed(uint flags) {
         apply_mask();
     uvec2 key = uvec2(0);
     for (uint i = begin + t; i < end; i += THREADS)
-        key = max64(key, argmax_key(room[room_at + i], i));
+        key = max64(key, argmax_key(adjusted[adjusted_at + i], i));
     return key;
 }
 
 void main() {
     t = gl_LocalInvocationIndex;
     o = gl_WorkGroupID.y;
-    begin = gl_WorkGroupID.x * STRETCH;
-    load_stretch(o, begin + t); // before IO says anything
+    begin = gl_WorkGroupID.x * CHUNK;
+    load_chunk(o, begin + t); // before IO says anything
     if (o >= io_n_outputs())
         return;
-    uint all_end = min(begin + STRETCH, VOCAB), flags = io_output_flags(o);
+    uint all_end = min(begin + CHUNK, VOCAB), flags = io_output_flags(o);
     end = clamp(io_output_n_vocab(o), begin, all_end);
     logits_at = p.logits_first + o * p.logits_stride;
-    room_at = p.room_first + o * p.room_stride;
+    adjusted_at = p.adjusted_first + o * p.adjusted_stride;
     if ((flags & IO_WANTS_LOGITS) != 0)
         give_wanted(o, begin + t, all_end);
-    uvec2 key = best_of_stretch(begin + t, end);
+    uvec2 key = best_of_chunk(begin + t, end);
     if ((flags & IO_WANTS_TOKEN) != 0 &&
         ((flags & IO_HAS_MASK) != 0 || io_output_n_bias(o) > 0 || has_penalties())) {
         uvec2 changed = best_of_changed(flags);

@@ -1,48 +1,48 @@
 // pick_weights.glsl - from an output's logits to their weights, for pick_weigh.comp and pick.comp.
 //
-// The shader has io, logits and room, and of its push constants where they begin.
+// The shader has io, logits and adjusted, and of its push constants where they begin.
 #ifndef PICK_WEIGHTS_GLSL
 #define PICK_WEIGHTS_GLSL
 
 uint t, o, n_vocab, flags;
-uint asked[14]; // words of the output, loaded together
+uint output_words[14]; // words of the output, loaded together
 
 // From a logit to its weight.
 float scale, shift;
 bool is_changed;
 
 float output_float(uint word) {
-    return uintBitsToFloat(asked[word]);
+    return uintBitsToFloat(output_words[word]);
 }
 
 float logit_at(uint i) {
-    return is_changed ? room[p.room_first + o * p.room_stride + i]
+    return is_changed ? adjusted[p.adjusted_first + o * p.adjusted_stride + i]
                       : logits[p.logits_first + o * p.logits_stride + i];
 }
 
 // By top-k, top-p or min-p.
 bool is_cut() {
-    return asked[IO_TOP_K] > 0 || output_float(IO_TOP_P) < 1 || output_float(IO_MIN_P) > 0;
+    return output_words[IO_TOP_K] > 0 || output_float(IO_TOP_P) < 1 || output_float(IO_MIN_P) > 0;
 }
 
 void find_output() {
     t = gl_LocalInvocationIndex;
     [[unroll]] for (uint i = 0; i < 14; i++)
-        asked[i] = io_output(o, i);
-    flags = asked[1];
-    n_vocab = asked[11];
-    is_changed = (flags & IO_HAS_MASK) != 0 || asked[9] > 0 || output_float(IO_REPEAT_PENALTY) != 1 ||
+        output_words[i] = io_output(o, i);
+    flags = output_words[1];
+    n_vocab = output_words[11];
+    is_changed = (flags & IO_HAS_MASK) != 0 || output_words[9] > 0 || output_float(IO_REPEAT_PENALTY) != 1 ||
                  output_float(IO_PRESENCE_PENALTY) != 0 || output_float(IO_FREQUENCY_PENALTY) != 0;
 }
 
 // False: it is not drawn, but the best, or there is none.
 bool find_scale(uvec2 key) {
-    float temperature = output_float(IO_TEMPERATURE), most = logit_of(key);
+    float temperature = output_float(IO_TEMPERATURE), best_logit = logit_of(key);
     if ((flags & IO_WANTS_TOKEN) == 0 || !(temperature > 0) || token_of(key) == IO_NOT_FINITE ||
-        is_nan(most))
+        is_nan(best_logit))
         return false;
     precise float inverse = 1.0 / temperature;
-    precise float scaled = most * inverse;
+    precise float scaled = best_logit * inverse;
     scale = inverse;
     shift = scaled;
     return true;

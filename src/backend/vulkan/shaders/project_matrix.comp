@@ -1,8 +1,8 @@
 // project_matrix.comp - products of Q4_K, Q5_K and Q6_K and many rows of int8 activations, of which
-// 128 share a scale, by matrices of halves; see product.glsl, units.glsl and matrix.glsl.
+// 128 share a scale, by fp16 matrices; see product.glsl, units.glsl and matrix.glsl.
 //
 // 64 weight rows (SwiGLU: 32 of gate, then 32 of up) and 64 activation rows by 256 threads. Quants
-// times the scale of their run are exact as halves, and a unit's sum is exact as f32: it is the
+// times the scale of their run are exact in fp16, and a unit's sum is exact as f32: it is the
 // integer of units.glsl. Of Q6_K runs are summed apart, and multiplied by their scales as f32. While
 // a unit is multiplied the next one is unpacked into shared memory. Units come lane by lane, in the
 // order of product.glsl.
@@ -24,7 +24,7 @@ layout(binding = 8) readonly buffer S { uvec2 xs[]; };
 const bool IS_Q6 = TYPE == DT_Q6_K || TYPE == Q6_K_PLANES;
 const uint COLUMNS = 16 * OUTPUTS;
 
-// Stages of 64 weight rows and 64 activation rows; a row is 64 halves. At the end, the result.
+// Stages of 64 weight rows and 64 activation rows; a row is 64 fp16 values. At the end, the result.
 #ifdef PLAIN
 #define STAGES 1 // 22 KB instead of 42
 #else
@@ -91,7 +91,7 @@ void load_next(uint u) {
     }
 }
 
-// 16 bytes, of which `mask` says the bits, as halves: 1024 + n becomes (n - less) * factor, each step
+// 16 bytes, of which `mask` says the bits, as fp16: 1024 + n becomes (n - less) * factor, each step
 // exact. Values 0 and 2 of four come before 1 and 3: products do not see the order.
 void put_bytes(uint at, uvec4 q, uint mask, uint magic, float less, bool is_scaled, float factor) {
     f16vec2 by = f16vec2(float16_t(factor)), minus = f16vec2(float16_t(1024 + less));

@@ -43,8 +43,8 @@ layout(constant_id = 21) const uint SUMS = 1;        // rounds whose sums are ad
 #define IN_HEAD(i, h) ((i) % HEAD_WIDTH)
 // A vote: drivers then know that threads which shuffle go the same way.
 #define HAS_VALUES(i) (ROW_IS_EVEN || !SHUFFLES || subgroupAny((i) < K))
-#define KEEP_LOOP(turns)                                                                           \
-    if ((turns) > 2)                                                                               \
+#define KEEP_LOOP(iterations)                                                                           \
+    if ((iterations) > 2)                                                                               \
     subgroupBarrier()
 #include "product.glsl"
 
@@ -54,7 +54,7 @@ const bool ROW_IS_EVEN = K % (4 * T) == 0, LOADS_TWO = K > 4 * T;
 #else
 #define UNIT 64u
 #endif
-const uint UNITS = (K + UNIT - 1) / UNIT, TURNS = (UNITS + LANES - 1) / LANES;
+const uint UNITS = (K + UNIT - 1) / UNIT, UNITS_PER_LANE = (UNITS + LANES - 1) / LANES;
 const uint PAIR = EPILOGUE == SWIGLU ? 2 : 1;
 const uint OUTPUTS = T / LANES / PAIR; // of a round
 #define ROW_VECTORS ((K + 7) / 8 * 2)
@@ -76,7 +76,7 @@ float total;
 
 // The round's first output, where this team's row begins, the first of its lanes' units.
 struct Cursor {
-    uint first, row, turn;
+    uint first, row, unit;
 };
 
 Cursor use, ahead; // of the piece to be multiplied, and of the next to be loaded
@@ -102,9 +102,9 @@ bool is_unit(uint unit) {
 }
 
 void advance(inout Cursor c) {
-    c.turn += LANES;
-    if (TURNS == 1 || c.turn >= UNITS) {
-        c.turn = 0;
+    c.unit += LANES;
+    if (UNITS_PER_LANE == 1 || c.unit >= UNITS) {
+        c.unit = 0;
         c.first += OUTPUTS;
         if (IS_ONE_ROUND == 0)
             c.row = weights_of(c.first);
@@ -119,7 +119,7 @@ void load_raw(uint row, uint unit, out Raw o) {
 }
 
 void multiply_piece(Raw ignored, Cursor c) {
-    uint g = c.turn + lane;
+    uint g = c.unit + lane;
     Group o;
     unpack_group(c.row, g, o);
     precise float sum = total;
@@ -131,7 +131,7 @@ void multiply_piece(Raw ignored, Cursor c) {
 }
 #else
 void multiply_piece(Raw raw, Cursor c) {
-    uint unit = c.turn + lane;
+    uint unit = c.unit + lane;
     Unit o;
     unpack_unit(raw, c.row, unit, o);
     Acts a = get_acts(unit * 5);
@@ -142,7 +142,7 @@ void multiply_piece(Raw raw, Cursor c) {
 #endif
 
 void load_piece(inout Raw piece) {
-    uint unit = ahead.turn + lane;
+    uint unit = ahead.unit + lane;
     if (output_of(ahead.first) < end && is_unit(unit))
         load_raw(ahead.row, unit, piece);
     advance(ahead);
@@ -233,9 +233,9 @@ void multiply_rows(Raw piece, Raw second, float old) {
             else
                 load_piece(piece);
         }
-        if (is_unit(c.turn + lane))
+        if (is_unit(c.unit + lane))
             multiply_piece(now, c);
-        bool is_row = TURNS == 1 || use.turn == 0;
+        bool is_row = UNITS_PER_LANE == 1 || use.unit == 0;
         bool is_last = is_row && (IS_ONE_ROUND != 0 || use.first >= end);
         if (is_row) {
             if (SUMS > 1)
@@ -259,7 +259,7 @@ void main() {
     }
     lane = thread() & (LANES - 1);
     team = thread() / LANES;
-    use.turn = 0;
+    use.unit = 0;
     use.first = gl_WorkGroupID.x * p.share;
     use.row = weights_of(use.first);
     end = min(use.first + p.share, p.n / PAIR);

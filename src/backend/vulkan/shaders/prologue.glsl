@@ -11,7 +11,7 @@
 #define PROLOGUE_GLSL
 
 #ifndef KEEP_LOOP // drivers unroll loops without a barrier
-#define KEEP_LOOP(turns) subgroupBarrier()
+#define KEEP_LOOP(iterations) subgroupBarrier()
 #endif
 
 #define PROLOGUE_NORM 1
@@ -190,14 +190,14 @@ void values(uint i, uint k, uint first_head, out vec4 v) {
 
 // As integers infinity is above all numbers and NaN above that: neither can hide.
 uint magnitude(vec4 v) {
-    uint most = 0;
+    uint max_bits = 0;
     for (uint b = 0; b < 4; b++)
-        most = max(most, floatBitsToUint(v[b]) & 0x7fffffff);
-    return most;
+        max_bits = max(max_bits, floatBitsToUint(v[b]) & 0x7fffffff);
+    return max_bits;
 }
 
-float act_scale(uint most) {
-    precise float scale = uintBitsToFloat(most) / 127;
+float act_scale(uint max_bits) {
+    precise float scale = uintBitsToFloat(max_bits) / 127;
     return scale < 1.17549435e-38 ? 0 : scale;
 }
 
@@ -220,11 +220,11 @@ uint quants(vec4 v, float scale, out int sum) {
 // Four values of a thread as quants; the scale of their `group` values, which neighbours have; in the
 // first thread of a group of 32 the sums of its halves' quants, 16 bits each. All threads call it.
 uint quantized(vec4 v, uint group, out float scale, out uint halves) {
-    uint most = magnitude(v);
+    uint max_bits = magnitude(v);
     [[unroll]] for (uint n = 1; n < 32; n *= 2)
         if (n < group / 4)
-            most = max(most, of_neighbour(most, n));
-    scale = act_scale(most);
+            max_bits = max(max_bits, of_neighbour(max_bits, n));
+    scale = act_scale(max_bits);
     int sum;
     uint word = quants(v, scale, sum);
     sum += int(of_neighbour(uint(sum), 1));

@@ -19,7 +19,7 @@
 #ifndef NO_STAGE
 #include "barrier.glsl"
 
-#define STAGE_TURNS 1048576u // a second or so
+#define STAGE_POLLS 1048576u // a second or so
 
 #define STAGE_COUNT(i) atomicLoad(counters[STAGE_COUNTER(i)], gl_ScopeDevice, 0, 0)
 
@@ -29,10 +29,10 @@ void wait_for_stage() {
     if (n == 0)
         return;
     if (gl_LocalInvocationIndex == 0) {
-        uint count, turns = 0;
+        uint count, polls = 0;
         do {
             count = STAGE_COUNT(before);
-            if (++turns % 4096 == 0 && (turns == STAGE_TURNS || STAGE_COUNT(0) != 0))
+            if (++polls % 4096 == 0 && (polls == STAGE_POLLS || STAGE_COUNT(0) != 0))
                 break;
         } while (count < n);
         memoryBarrier(gl_ScopeDevice, gl_StorageSemanticsBuffer, gl_SemanticsAcquireRelease);

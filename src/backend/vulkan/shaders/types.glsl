@@ -1,5 +1,5 @@
-// types.glsl - rows of every block type of src/quant, 32 values (a group) at a time. They lie as in the
-// file, or, of Q6_K, in planes.
+// types.glsl - rows of every block type of src/quant, 32 values (a group) at a time. They
+// are stored as in the file, or, of Q6_K, in planes.
 //
 // The shader declares its matrix, and before it includes this
 //     WORD(i)   word i of the matrix

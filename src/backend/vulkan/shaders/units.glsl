@@ -85,7 +85,7 @@ bool has_words_of_q8_0() {
     return IS_WIDE != 0 && TYPE == DT_Q8_0;
 }
 
-// A unit as it lies in memory: loads that nothing waits for yet. Of most types it is empty.
+// A unit as it is in memory: loads that nothing waits for yet. Of most types it is empty.
 struct Raw {
     uvec4 v[6];
     uvec3 rest;
