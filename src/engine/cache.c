@@ -20,13 +20,11 @@
  * it; the one with the lowest goes, and the clock rises to its priority. So what is large, cheap to
  * recompute, seldom used or long unused goes first, and one number weighs all four. The rule is the
  * same in all tiers. */
-#include "engine/cache.h"
-
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/err.h"
 #include "base/size.h"
+#include "engine/cache_parts.h"
 
 /* ---- heaps ------------------------------------------------------------------------------------
  */
@@ -66,21 +64,20 @@ static void heap_remove(struct cache *c, enum cache_heap which, uint32_t e) {
     heap_sift(c, which, at);
 }
 
-static bool is_idle(const struct cache *c, uint32_t e) {
+bool cache_is_idle(const struct cache *c, uint32_t e) {
     const struct entry *at = &c->entries[e];
     uint32_t page = at->page == NO_PAGE ? c->entries[at->parent].page : at->page;
     return page != NO_PAGE && page_is_idle(c->pages, page);
 }
 
-/* Adds the entry to the heaps it belongs to, removes it from the others, and restores heap order.
- */
+/* Whether an entry belongs to a heap: (5). */
 static bool belongs_to(const struct cache *c, uint32_t e, enum cache_heap which) {
     const struct entry *at = &c->entries[e];
     if (e == CACHE_ROOT || at->pins)
         return false;
     switch (which) {
     case HEAP_PAGES:
-        return cache_is_in(c, e, TIER_DEVICE) && !at->n_below[TIER_DEVICE] && is_idle(c, e);
+        return cache_is_in(c, e, TIER_DEVICE) && !at->n_below[TIER_DEVICE] && cache_is_idle(c, e);
     case HEAP_CELLS:
         return at->cell != NO_CELL;
     case HEAP_HOST:
@@ -90,7 +87,7 @@ static bool belongs_to(const struct cache *c, uint32_t e, enum cache_heap which)
     }
 }
 
-static void place(struct cache *c, uint32_t e) {
+void cache_place(struct cache *c, uint32_t e) {
     const struct entry *at = &c->entries[e];
     for (int i = 0; i < CACHE_HEAPS; i++) {
         bool is_there = at->heap_at[i] != NO_ENTRY, belongs = belongs_to(c, e, i);
@@ -109,10 +106,10 @@ static void place(struct cache *c, uint32_t e) {
 static void settle(void *user, uint32_t page) {
     struct cache *c = user;
     for (uint32_t e = c->of_page[page]; e != NO_ENTRY; e = c->entries[e].next_of_page) {
-        place(c, e);
+        cache_place(c, e);
         for (uint32_t s = c->entries[e].first[ENTRY_SNAPSHOT]; s != NO_ENTRY;
              s = c->entries[s].next)
-            place(c, s);
+            cache_place(c, s);
     }
 }
 
@@ -154,8 +151,7 @@ static uint32_t position_before(const struct cache *c, enum tier tier, uint32_t 
     return found == NO_ENTRY ? 0 : c->entries[found].position;
 }
 
-/* Bytes of an entry's page and cell, stored as one object. */
-static uint64_t payload_bytes(const struct cache *c, uint32_t e) {
+uint64_t cache_payload_bytes(const struct cache *c, uint32_t e) {
     const struct entry *at = &c->entries[e];
     bool has_cell = at->kind == ENTRY_SNAPSHOT && c->options.is_recurrent;
     return (at->n_tokens ? c->options.page_bytes : 0) + (has_cell ? c->options.cell_bytes : 0);
@@ -171,39 +167,35 @@ static uint32_t reread_tokens(const struct cache *c, uint32_t e) {
 }
 
 static double worth(const struct cache *c, uint32_t e) {
-    uint64_t bytes = payload_bytes(c, e);
+    uint64_t bytes = cache_payload_bytes(c, e);
     return (double)c->entries[e].uses * reread_tokens(c, e) / (double)(bytes ? bytes : 1);
 }
 
-/* Whether it takes longer to copy an entry out and back than to process its tokens again. A block
- * of a recurrent model is needed by the snapshots after it, whatever it costs. */
-static bool is_cheap(const struct cache *c, uint32_t e) {
+bool cache_is_cheap(const struct cache *c, uint32_t e) {
     if (c->options.is_recurrent && c->entries[e].kind == ENTRY_BLOCK)
         return false;
     return reread_tokens(c, e) * c->rates.token_seconds <
-           (double)payload_bytes(c, e) * c->rates.byte_seconds;
+           (double)cache_payload_bytes(c, e) * c->rates.byte_seconds;
 }
 
-/* Whether it takes longer to read a snapshot from disk than to process its tokens again, from the
- * newest one there. Only recurrent state is large for its tokens. */
-static bool is_cheap_on_disk(const struct cache *c, uint32_t e) {
+bool cache_is_cheap_on_disk(const struct cache *c, uint32_t e) {
     if (!c->options.is_recurrent || c->entries[e].kind == ENTRY_BLOCK)
         return false;
     return (c->entries[e].position - position_before(c, TIER_DISK, e)) * c->rates.token_seconds <
-           (double)payload_bytes(c, e) * c->rates.disk_byte_seconds;
+           (double)cache_payload_bytes(c, e) * c->rates.disk_byte_seconds;
 }
 
-static void touch(struct cache *c, uint32_t e) {
+void cache_touch(struct cache *c, uint32_t e) {
     c->entries[e].since = c->clock;
     c->entries[e].is_copied = false;
     c->entries[e].priority = c->clock + worth(c, e);
-    place(c, e);
+    cache_place(c, e);
 }
 
 void cache_use(struct cache *c, uint32_t e) {
     for (; e != CACHE_ROOT; e = c->entries[e].parent) {
         c->entries[e].uses++;
-        touch(c, e);
+        cache_touch(c, e);
     }
 }
 
@@ -234,14 +226,13 @@ static uint32_t find_block(const struct cache *c, uint32_t parent, const int32_t
     return e;
 }
 
-/* An entry is added to a tier, or leaves it (NO_OBJECT). */
-static void set_tier(struct cache *c, uint32_t e, enum tier tier, uint32_t object) {
+void cache_set_tier(struct cache *c, uint32_t e, enum tier tier, uint32_t object) {
     struct entry *at = &c->entries[e];
     bool was_there = at->object[tier] != NO_OBJECT;
     at->object[tier] = object;
     c->entries[at->parent].n_below[tier] += (uint32_t)(object != NO_OBJECT) - was_there;
-    place(c, e);
-    place(c, at->parent);
+    cache_place(c, e);
+    cache_place(c, at->parent);
 }
 
 static uint32_t take_entry(struct cache *c) {
@@ -306,8 +297,8 @@ static void put_on_device(struct cache *c, uint32_t e, uint32_t page, uint32_t c
         c->of_page[page] = e;
         page_keep(c->pages, page, at->n_tokens);
     }
-    set_tier(c, e, TIER_DEVICE, 0);
-    touch(c, e);
+    cache_set_tier(c, e, TIER_DEVICE, 0);
+    cache_touch(c, e);
 }
 
 static void unlink_from(uint32_t *list, struct cache *c, uint32_t e, bool is_page) {
@@ -323,14 +314,14 @@ static void take_off_device(struct cache *c, uint32_t e) {
         unlink_from(&c->of_page[page], c, e, true);
     at->page = NO_PAGE;
     at->cell = NO_CELL;
-    set_tier(c, e, TIER_DEVICE, NO_OBJECT);
+    cache_set_tier(c, e, TIER_DEVICE, NO_OBJECT);
     if (page != NO_PAGE)
         page_unkeep(c->pages, page);
     if (cell != NO_CELL)
         cache_return_cell(c, cell);
 }
 
-static void leave_tier(struct cache *c, uint32_t e, enum tier tier) {
+void cache_leave_tier(struct cache *c, uint32_t e, enum tier tier) {
     uint32_t object = c->entries[e].object[tier];
     if (object == NO_OBJECT)
         return;
@@ -340,12 +331,12 @@ static void leave_tier(struct cache *c, uint32_t e, enum tier tier) {
         host_tier_free(c->lower.host, object);
     else
         disk_tier_free(c->lower.disk, object);
-    set_tier(c, e, tier, NO_OBJECT);
+    cache_set_tier(c, e, tier, NO_OBJECT);
     if (tier == TIER_HOST)
         c->entries[e].is_fetched = false;
 }
 
-static void forget_due(struct cache *c, uint32_t e) {
+void cache_forget_due(struct cache *c, uint32_t e) {
     uint32_t i = 0;
     if (!c->entries[e].is_due)
         return;
@@ -361,8 +352,8 @@ static void remove_entry(struct cache *c, uint32_t e) {
     struct entry *parent = &c->entries[at->parent];
     CHECK(e != CACHE_ROOT && at->n_children == 0 && at->pins == 0);
     for (int i = TIERS; i-- > 0;)
-        leave_tier(c, e, i);
-    forget_due(c, e);
+        cache_leave_tier(c, e, i);
+    cache_forget_due(c, e);
     *(at->previous == NO_ENTRY ? &parent->first[at->kind] : &c->entries[at->previous].next) =
         at->next;
     if (at->next != NO_ENTRY)
@@ -370,13 +361,12 @@ static void remove_entry(struct cache *c, uint32_t e) {
     if (at->kind == ENTRY_BLOCK)
         unlink_from(bucket_of(c, at->hash), c, e, false);
     parent->n_children--;
-    place(c, at->parent);
+    cache_place(c, at->parent);
     at->next_in_bucket = c->first_free;
     c->first_free = e;
 }
 
-/* Removes an entry that is in no tier, and all that follow it. */
-static void remove_if_lost(struct cache *c, uint32_t top) {
+void cache_remove_if_lost(struct cache *c, uint32_t top) {
     for (int i = 0; i < TIERS; i++)
         if (cache_is_in(c, top, i))
             return;
@@ -424,381 +414,6 @@ void cache_restore_page(struct cache *c, uint32_t e, uint32_t page) {
     put_on_device(c, e, page, NO_CELL);
 }
 
-/* ---- the tiers below --------------------------------------------------------------------------
- */
-
-/* Makes room for so many bytes in a lower tier: the least useful entries there go. Their bytes may
- * be free only once they are written to disk. */
-static void make_room(struct cache *c, enum tier tier, uint64_t cost) {
-    enum cache_heap which = tier == TIER_HOST ? HEAP_HOST : HEAP_DISK;
-    struct cache_lower *l = &c->lower;
-    uint64_t free = tier == TIER_HOST ? host_tier_free_bytes(l->host) + host_tier_leaving(l->host)
-                                      : disk_tier_free_bytes(l->disk);
-    while (free < cost && c->heaps[which].n > 0) {
-        uint32_t e = c->heaps[which].at[0];
-        uint64_t bytes = payload_bytes(c, e);
-        free += tier == TIER_HOST ? host_tier_cost(l->host, bytes)
-                                  : disk_tier_cost(c->entries[e].n_tokens, bytes);
-        leave_tier(c, e, tier);
-        remove_if_lost(c, e);
-    }
-}
-
-static void write_to_disk(struct cache *c, uint32_t e) {
-    const struct entry *at = &c->entries[e];
-    const struct disk_meta meta = {
-        .kind = at->kind == ENTRY_BLOCK ? DISK_BLOCK : DISK_SNAPSHOT,
-        .position = at->position,
-        .hash = at->hash,
-        .parent = c->entries[at->parent].hash,
-        .n_tokens = at->n_tokens,
-        .bytes = payload_bytes(c, e),
-    };
-    make_room(c, TIER_DISK, disk_tier_cost(meta.n_tokens, meta.bytes));
-    set_tier(c, e, TIER_DISK,
-             disk_tier_put(c->lower.disk, &meta, cache_tokens(c, e), at->object[TIER_HOST]));
-}
-
-static void count_moved(struct sluice_moved *moved, uint64_t bytes, double started) {
-    moved->bytes += bytes;
-    moved->seconds += seconds_now() - started;
-}
-
-/* Whether an entry is on the device only, and worth a copy. One that was copied before and then
- * evicted below is not worth another copy: entries copied ahead would evict each other at every
- * step. */
-static bool is_only_here(const struct cache *c, uint32_t e) {
-    bool is_useless = c->options.is_recurrent && c->entries[e].kind == ENTRY_BLOCK &&
-                      c->entries[e].n_children == 0;
-    return c->lower.host && !is_useless && !c->entries[e].is_copied &&
-           cache_is_in(c, e, TIER_DEVICE) && !cache_is_in(c, e, TIER_HOST) &&
-           !cache_is_in(c, e, TIER_DISK);
-}
-
-/* It is in host memory from now on, and being written to disk where there is one and it is worth
- * it. */
-static void note_spilled(struct cache *c, uint32_t e, uint32_t object) {
-    set_tier(c, e, TIER_HOST, object);
-    c->entries[e].is_copied = true;
-    c->n_spilled++;
-    if (c->lower.disk && !is_cheap_on_disk(c, e))
-        write_to_disk(c, e);
-}
-
-/* Copies an entry that is only on the device to the tiers below. `waits`: waits for the disk when
- * there is no room. */
-static void spill(struct cache *c, uint32_t e, bool waits) {
-    struct cache_lower *l = &c->lower;
-    struct cache_payload payload = {l->user, e};
-    struct err ignored;
-    uint64_t bytes = payload_bytes(c, e);
-    uint32_t object = NO_OBJECT;
-    if (!is_only_here(c, e))
-        return;
-    double started = seconds_now();
-    make_room(c, TIER_HOST, host_tier_cost(l->host, bytes));
-    int status = host_tier_put(l->host, bytes, l->fill, &payload, &object, &ignored);
-    if (status == SLUICE_ERR_MEMORY && waits && l->disk) {
-        disk_tier_flush(l->disk);
-        status = host_tier_put(l->host, bytes, l->fill, &payload, &object, &ignored);
-    }
-    if (status)
-        return;
-    count_moved(&c->to_host, bytes, started);
-    note_spilled(c, e, object);
-}
-
-/* The same while steps run. False: no room now. */
-static bool spill_later(struct cache *c, uint32_t e) {
-    const struct entry *at = &c->entries[e];
-    uint64_t bytes = payload_bytes(c, e);
-    struct err ignored;
-    uint32_t object;
-    const struct host_source from = {at->cell, at->page, at->n_tokens};
-    make_room(c, TIER_HOST, host_tier_cost(c->lower.host, bytes));
-    if (host_tier_put_later(c->lower.host, bytes, from, &object, &ignored))
-        return false;
-    note_spilled(c, e, object);
-    return true;
-}
-
-/* Before an entry leaves the device: it is copied to the tiers below, if it fits and is worth it.
- */
-static void finish_spill(struct cache *c, uint32_t e) {
-    double started = seconds_now();
-    struct cache_payload payload = {c->lower.user, e};
-    if (cache_is_in(c, e, TIER_HOST)) {
-        if (!host_tier_finish(c->lower.host, c->entries[e].object[TIER_HOST], c->lower.fill,
-                              &payload))
-            leave_tier(c, e, TIER_HOST);
-        c->waited_seconds += seconds_now() - started;
-    }
-    if (!is_cheap(c, e))
-        spill(c, e, false);
-}
-
-/* ---- ahead of need ----------------------------------------------------------------------------
- */
-
-/* The first entry on the path to e that is not on disk; NO_ENTRY: all are. */
-static uint32_t first_not_on_disk(const struct cache *c, uint32_t e) {
-    uint32_t first = NO_ENTRY;
-    for (; e != CACHE_ROOT; e = c->entries[e].parent)
-        if (!cache_is_in(c, e, TIER_DISK))
-            first = e;
-    return first;
-}
-
-/* Copies those that fit, parents first, so that a killed process leaves usable prefixes. */
-static void copy_due(struct cache *c) {
-    while (c->n_due > 0) {
-        uint32_t e = c->due[0], next = first_not_on_disk(c, e);
-        if (next != NO_ENTRY && is_only_here(c, next) && !spill_later(c, next))
-            return;
-        if (next != NO_ENTRY && !cache_is_in(c, next, TIER_DISK) && cache_is_in(c, next, TIER_HOST))
-            write_to_disk(c, next);
-        if (next == NO_ENTRY || !cache_is_in(c, next, TIER_DISK)) /* done, or the disk is full */
-            forget_due(c, e);
-    }
-}
-
-void cache_write_through(struct cache *c, uint32_t e) {
-    if (!c->lower.disk || e == CACHE_ROOT || c->entries[e].is_due || is_cheap_on_disk(c, e))
-        return;
-    if (c->n_due == MAX_DUE)
-        forget_due(c, c->due[0]);
-    c->due[c->n_due++] = e;
-    c->entries[e].is_due = true;
-    copy_due(c);
-}
-
-void cache_copy_due(struct cache *c) {
-    do
-        copy_due(c);
-    while (c->n_due > 0 && host_tier_wait_any(c->lower.host));
-}
-
-/* A place in the order of eviction: an entry of a heap, or (at NO_ENTRY) a block that will be a
- * leaf once the one after it is gone. */
-struct place {
-    uint32_t entry, at;
-};
-enum { AHEAD = 16, MAX_FRONT = 3 * AHEAD + 1 };
-
-static void add_place(struct place *front, uint32_t *n, uint32_t e, uint32_t at) {
-    front[(*n)++] = (struct place){e, at};
-}
-
-/* Lists the next `max` entries that would be evicted, in order, if none was used meanwhile. */
-static uint32_t list_next(const struct cache *c, enum cache_heap which, uint32_t max,
-                          uint32_t out[AHEAD]) {
-    const struct heap *h = &c->heaps[which];
-    struct place front[MAX_FRONT];
-    uint32_t n_front = 0, n = 0;
-    if (h->n > 0)
-        add_place(front, &n_front, h->at[0], 0);
-    while (n < max && n_front > 0) {
-        uint32_t best = 0;
-        for (uint32_t i = 1; i < n_front; i++)
-            if (c->entries[front[i].entry].priority < c->entries[front[best].entry].priority)
-                best = i;
-        struct place p = front[best];
-        front[best] = front[--n_front];
-        out[n++] = p.entry;
-        for (uint32_t at = 2 * p.at + 1; p.at != NO_ENTRY && at <= 2 * p.at + 2 && at < h->n; at++)
-            add_place(front, &n_front, h->at[at], at);
-        uint32_t parent = c->entries[p.entry].parent;
-        if (which == HEAP_PAGES && parent != CACHE_ROOT && is_idle(c, parent) &&
-            c->entries[parent].n_below[TIER_DEVICE] == 1)
-            add_place(front, &n_front, parent, NO_ENTRY);
-    }
-    return n;
-}
-
-/* Copies the next `max` of a heap ahead, so that they can leave at once. */
-static void copy_next(struct cache *c, enum cache_heap which, uint32_t max) {
-    uint32_t next[AHEAD], n = list_next(c, which, max, next);
-    bool has_room = true;
-    for (uint32_t i = 0; has_room && i < n; i++)
-        if (is_only_here(c, next[i]) && !is_cheap(c, next[i]))
-            has_room = spill_later(c, next[i]);
-}
-
-void cache_copy_ahead(struct cache *c) {
-    const struct cache_options *o = &c->options;
-    if (!c->lower.host)
-        return;
-    /* No more than a part of host memory: copies would only push each other out. */
-    const struct host_tier *host = c->lower.host;
-    uint64_t n_fit = host->n_units * host->unit_bytes / 8 / (o->page_bytes + o->cell_bytes);
-    uint32_t ahead = n_fit < AHEAD ? (uint32_t)n_fit : AHEAD;
-    copy_due(c);
-    if (c->pages->n_free < ahead)
-        copy_next(c, HEAP_PAGES, ahead - c->pages->n_free);
-    if (o->n_cells && c->n_free_cells < ahead)
-        copy_next(c, HEAP_CELLS, ahead - c->n_free_cells);
-}
-
-void cache_pin(struct cache *c, uint32_t e, bool is_pinned) {
-    for (; e != CACHE_ROOT; e = c->entries[e].parent) {
-        c->entries[e].pins += is_pinned ? 1 : UINT32_MAX;
-        place(c, e);
-    }
-}
-
-enum tier cache_tier(const struct cache *c, uint32_t e) {
-    enum tier tier = TIER_DEVICE;
-    while (!cache_is_in(c, e, tier))
-        tier++;
-    return tier == TIER_HOST && c->entries[e].is_fetched ? TIER_DISK : tier;
-}
-
-/* Whether an entry has to be read from a file; one that is still being written is in memory. */
-static bool is_on_disk_alone(const struct cache *c, uint32_t e) {
-    return cache_tier(c, e) == TIER_DISK && !cache_is_in(c, e, TIER_HOST) &&
-           disk_tier_is_written(c->lower.disk, c->entries[e].object[TIER_DISK]);
-}
-
-/* False: no room now. */
-static bool fetch_one(struct cache *c, uint32_t e) {
-    const struct cache_lower *l = &c->lower;
-    uint64_t bytes = payload_bytes(c, e);
-    struct err ignored;
-    uint32_t object;
-    if (!disk_fetch_has_room(l->fetch))
-        return false;
-    make_room(c, TIER_HOST, host_tier_cost(l->host, bytes));
-    if (host_tier_reserve(l->host, bytes, &object, &ignored))
-        return false;
-    disk_fetch_begin(l->fetch, c->entries[e].object[TIER_DISK], cache_tokens(c, e), object);
-    set_tier(c, e, TIER_HOST, object);
-    c->entries[e].is_fetched = true;
-    touch(c, e); /* or it would be the first to go again */
-    return true;
-}
-
-/* Whether reads of an entry and the blocks before it are in flight, and the bytes of them that are
- * only on disk. */
-static bool is_any_coming(const struct cache *c, uint32_t e, uint64_t *on_disk) {
-    bool is_any = false;
-    *on_disk = 0;
-    for (; e != CACHE_ROOT; e = c->entries[e].parent) {
-        uint32_t object = c->entries[e].object[TIER_HOST];
-        if (cache_is_in(c, e, TIER_DEVICE))
-            continue;
-        if (object != NO_OBJECT)
-            is_any |= host_tier_is_under_way(c->lower.host, object);
-        else if (is_on_disk_alone(c, e))
-            *on_disk += payload_bytes(c, e);
-    }
-    return is_any;
-}
-
-bool cache_fetch(struct cache *c, uint32_t e) {
-    const struct cache_lower *l = &c->lower;
-    uint64_t on_disk;
-    if (!l->fetch)
-        return false;
-    bool is_coming = is_any_coming(c, e, &on_disk);
-    if (on_disk == 0 || on_disk < l->min_fetch)
-        return is_coming;
-    /* Half of host memory: one conversation should not evict all others. */
-    uint64_t left = l->host->n_units * l->host->unit_bytes / 2;
-    cache_pin(c, e, true);
-    for (uint32_t at = e; at != CACHE_ROOT; at = c->entries[at].parent) {
-        uint64_t cost = host_tier_cost(l->host, payload_bytes(c, at));
-        if (cost <= left && is_on_disk_alone(c, at))
-            is_coming |= fetch_one(c, at);
-        if (c->entries[at].is_fetched)
-            left -= cost < left ? cost : left;
-    }
-    cache_pin(c, e, false);
-    return is_coming;
-}
-
-int cache_load(struct cache *c, uint32_t e, tier_take_fn *take, void *user, bool *is_found,
-               struct err *err) {
-    struct entry *at = &c->entries[e];
-    bool is_in_host = at->object[TIER_HOST] != NO_OBJECT;
-    double started = seconds_now();
-    int status = SLUICE_OK;
-    *is_found = false;
-    c->n_loaded++;
-    at->is_fetched = false;
-    if (is_in_host) {
-        if ((*is_found = host_tier_wait(c->lower.host, at->object[TIER_HOST])))
-            status = host_tier_get(c->lower.host, at->object[TIER_HOST], take, user, err);
-        *is_found &= status == SLUICE_OK;
-    } else {
-        status = disk_tier_get(c->lower.disk, at->object[TIER_DISK], cache_tokens(c, e), take, user,
-                               is_found, err);
-    }
-    count_moved(is_in_host ? &c->from_host : &c->from_disk, payload_bytes(c, e), started);
-    return status;
-}
-
-void cache_lose(struct cache *c, uint32_t e) {
-    leave_tier(c, e, cache_is_in(c, e, TIER_HOST) ? TIER_HOST : TIER_DISK);
-    remove_if_lost(c, e);
-}
-
-/* An object of an earlier run: its parent came before it. */
-static bool add_from_disk(void *user, uint32_t object, const struct disk_meta *meta,
-                          const int32_t *tokens) {
-    struct cache *c = user;
-    uint32_t n = meta->n_tokens, parent = CACHE_ROOT, e;
-    bool is_block = meta->kind == DISK_BLOCK;
-    if (is_block ? n != PAGE : n >= PAGE)
-        return false;
-    if (meta->position > n) {
-        parent = *bucket_of(c, meta->parent);
-        while (parent != NO_ENTRY && !hash128_equal(c->entries[parent].hash, meta->parent))
-            parent = c->entries[parent].next_in_bucket;
-    }
-    if (parent == NO_ENTRY || c->entries[parent].position + n != meta->position ||
-        !hash128_equal(hash_of(c, parent, tokens, n), meta->hash))
-        return false;
-    e = is_block ? add_block(c, parent, tokens, meta->hash) : add_snapshot(c, parent, tokens, n);
-    if (e == NO_ENTRY)
-        return false;
-    set_tier(c, e, TIER_DISK, object);
-    if (meta->bytes == payload_bytes(c, e)) {
-        touch(c, e);
-        return true;
-    }
-    set_tier(c, e, TIER_DISK, NO_OBJECT);
-    remove_if_lost(c, e);
-    return false;
-}
-
-void cache_attach(struct cache *c, const struct cache_lower *lower) {
-    c->lower = *lower;
-    if (lower->disk)
-        disk_tier_scan(lower->disk, add_from_disk, c);
-}
-
-/* Whether an entry is to outlive the process: a snapshot that is worth it, or a block before one.
- * Where state is recurrent a block is of no use without. */
-static bool is_wanted_on_disk(const struct cache *c, uint32_t e) {
-    if (!c->options.is_recurrent || c->entries[e].kind == ENTRY_SNAPSHOT)
-        return !is_cheap_on_disk(c, e);
-    bool is_wanted = false;
-    for (int kind = 0; !is_wanted && kind < ENTRY_KINDS; kind++)
-        for (uint32_t k = c->entries[e].first[kind]; !is_wanted && k != NO_ENTRY;
-             k = c->entries[k].next)
-            is_wanted = is_wanted_on_disk(c, k);
-    return is_wanted;
-}
-
-void cache_detach(struct cache *c) {
-    while (c->lower.host && host_tier_wait_any(c->lower.host))
-        continue;
-    for (uint32_t e = 1; c->lower.disk && e < c->n_fresh; e++)
-        if (is_wanted_on_disk(c, e))
-            spill(c, e, true);
-    c->lower = (struct cache_lower){0};
-}
-
 /* ---- who goes ---------------------------------------------------------------------------------
  */
 
@@ -812,15 +427,15 @@ static void evict(struct cache *c, enum cache_heap which) {
         double now = at->since + worth(c, e);
         if (now > at->priority) {
             at->priority = now;
-            place(c, e);
+            cache_place(c, e);
             continue;
         }
         if (c->clock < at->priority)
             c->clock = at->priority;
         c->n_evicted++;
-        finish_spill(c, e);
+        cache_finish_spill(c, e);
         take_off_device(c, e);
-        remove_if_lost(c, e);
+        cache_remove_if_lost(c, e);
         return;
     }
 }
@@ -828,15 +443,15 @@ static void evict(struct cache *c, enum cache_heap which) {
 void cache_forget(struct cache *c) {
     for (uint32_t e = 1; e < c->n_fresh; e++) {
         bool is_below = cache_is_in(c, e, TIER_HOST) || cache_is_in(c, e, TIER_DISK);
-        leave_tier(c, e, TIER_HOST);
-        leave_tier(c, e, TIER_DISK);
+        cache_leave_tier(c, e, TIER_HOST);
+        cache_leave_tier(c, e, TIER_DISK);
         if (is_below)
-            remove_if_lost(c, e);
+            cache_remove_if_lost(c, e);
     }
     while (c->heaps[HEAP_PAGES].n > 0) {
         uint32_t e = c->heaps[HEAP_PAGES].at[0];
         take_off_device(c, e);
-        remove_if_lost(c, e);
+        cache_remove_if_lost(c, e);
     }
 }
 
@@ -944,6 +559,41 @@ bool cache_init(struct cache *c, const struct cache_options *options, struct pag
     pages->reclaim = reclaim;
     pages->user = c;
     return true;
+}
+
+/* An object of an earlier run: its parent came before it. */
+static bool add_from_disk(void *user, uint32_t object, const struct disk_meta *meta,
+                          const int32_t *tokens) {
+    struct cache *c = user;
+    uint32_t n = meta->n_tokens, parent = CACHE_ROOT, e;
+    bool is_block = meta->kind == DISK_BLOCK;
+    if (is_block ? n != PAGE : n >= PAGE)
+        return false;
+    if (meta->position > n) {
+        parent = *bucket_of(c, meta->parent);
+        while (parent != NO_ENTRY && !hash128_equal(c->entries[parent].hash, meta->parent))
+            parent = c->entries[parent].next_in_bucket;
+    }
+    if (parent == NO_ENTRY || c->entries[parent].position + n != meta->position ||
+        !hash128_equal(hash_of(c, parent, tokens, n), meta->hash))
+        return false;
+    e = is_block ? add_block(c, parent, tokens, meta->hash) : add_snapshot(c, parent, tokens, n);
+    if (e == NO_ENTRY)
+        return false;
+    cache_set_tier(c, e, TIER_DISK, object);
+    if (meta->bytes == cache_payload_bytes(c, e)) {
+        cache_touch(c, e);
+        return true;
+    }
+    cache_set_tier(c, e, TIER_DISK, NO_OBJECT);
+    cache_remove_if_lost(c, e);
+    return false;
+}
+
+void cache_attach(struct cache *c, const struct cache_lower *lower) {
+    c->lower = *lower;
+    if (lower->disk)
+        disk_tier_scan(lower->disk, add_from_disk, c);
 }
 
 /* ---- invariants -------------------------------------------------------------------------------

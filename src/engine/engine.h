@@ -3,9 +3,9 @@
  * engine.c opens: options to plans, plans to a backend, all of it checked against the available
  * memory. batch.c runs a step. state.c owns the memory of sequences, resume.c takes over what is
  * cached, payload.c moves it between tiers; pages.c and cache.c track who uses which part of it;
- * tiers.c opens the tiers below the device. save.c writes and reads
- * sequences as files, sampler.c fills in how tokens are picked, text.c turns them into text;
- * api_model.c and api.c are the public interface.
+ * cache_tiers.c copies cached state to the tiers below the device, which tiers.c opens. save.c
+ * writes and reads sequences as files, sampler.c fills in how tokens are picked, text.c turns them
+ * into text; api_model.c and api.c are the public interface.
  *
  * Threads. An engine and its sequences are used by one thread at a time; `cancel` may be set by
  * any. Several engines may share a model: its mutex guards loading. Memory. Tables come from the
