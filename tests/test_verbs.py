@@ -931,6 +931,23 @@ def test_warnings():
     assert "warning" not in good("chat", REFERENCE / "llama-a", "-p", "Hi", "-n", 2)[1]
 
 
+def test_binary_files_are_not_for_terminals():
+    (TMP / "ids").write_text("1 2 3\n")
+    text = ROOT / "docs/style.md"
+    for args in (("quantize", TINY, "-", "q8_0"), ("convert", REFERENCE / "llama-a", "-"), ("logits", "-m", TINY, "--tokens", TMP / "ids", "-o", "-"),
+                 ("logits", "-m", TINY, "--tokens", TMP / "ids", "-o", "/dev/stdout"), ("imatrix", TINY, "-f", text, "-o", "-", "--window", 8, "--windows", 1)):
+        code, seen = terminal(*args, env={"NO_COLOR": "1"})
+        assert code == 2 and seen == f"sluice: {args[0]}: the output is a terminal, expected a file or a pipe\r\n", (args, seen)
+    assert "<!doctype html>" in terminal("explain", "-m", TINY, "--time", "--html", "-")[1]  # a text may
+
+
+def test_logits_of_no_prompt():
+    for text in ("", "\n \n"):
+        (TMP / "none").write_text(text)
+        bad(1, "none: no prompt, expected some", "logits", "-m", TINY, "--tokens", TMP / "none", "-o", TMP / "of-none")
+    assert not (TMP / "of-none").exists()
+
+
 def test_run_notices_a_full_device():
     with open("/dev/full", "wb") as full:
         p = subprocess.run([SLUICE, *map(str, STORY), "-n", "5"], stdout=full, stderr=subprocess.PIPE)

@@ -207,6 +207,8 @@ int cmd_convert(int argc, char **argv) {
     };
     const char *words[2];
     int exit = opts_parse(&usage, argc, argv, words);
+    if (exit == OPTS_GO_ON)
+        exit = output_check_binary("convert", words[1]);
     if (exit != OPTS_GO_ON)
         return exit;
     const struct mixture *mixture = type ? mixture_find(type) : NULL;

@@ -223,6 +223,8 @@ int cmd_imatrix(int argc, char **argv) {
     if (c.common.backend && strcmp(c.common.backend, "auto") && strcmp(c.common.backend, "cpu"))
         return complain(EXIT_USAGE, "imatrix: --backend is '%s', expected cpu", c.common.backend);
     c.common.backend = "cpu";
+    if ((exit = output_check_binary("imatrix", c.out)) != OPTS_GO_ON)
+        return exit;
     if ((exit = check_range("imatrix", "--window", c.window, 2, INT_MAX)) != OPTS_GO_ON ||
         (exit = check_range("imatrix", "--windows", c.max_windows, 0, INT_MAX)) != OPTS_GO_ON ||
         (context &&

@@ -134,16 +134,20 @@ static int run_prompt(struct logits *l, const struct ids *ids) {
 static int run_prompts(struct logits *l, struct str text) {
     struct str line;
     struct ids ids = {0};
+    bool is_any = false;
     int status = SLUICE_OK;
     for (int n = 1; !status && next_line(&text, &line); n++) {
         ids.len = 0;
         status = parse_line(line, &ids, &l->err);
         if (!status && ids.len > 0)
             status = run_prompt(l, &ids);
+        is_any |= ids.len > 0;
         if (status)
             err_prefix(&l->err, "%s, line %d", l->tokens, n);
     }
     ids_free(&ids);
+    if (!status && !is_any)
+        return err_set(&l->err, SLUICE_ERR_ARGUMENT, "%s: no prompt, expected some", l->tokens);
     return status;
 }
 
@@ -238,6 +242,8 @@ int cmd_logits(int argc, char **argv) {
     if (l.out && output_is_stdout(l.out) && (l.layers || l.greedy))
         return complain(EXIT_USAGE, "logits: %s needs -o FILE, found -o %s",
                         l.layers ? "--layers" : "--greedy", l.out);
+    if (l.out && (exit = output_check_binary("logits", l.out)) != OPTS_GO_ON)
+        return exit;
     if (filemap_read(prompts, l.tokens, &l.err))
         return fail(&l.err);
     exit = common_open_model(&l.common, &l.model);

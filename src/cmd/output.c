@@ -18,6 +18,14 @@ bool output_is_stdout(const char *word) {
     return descriptor_of_path(output_path(word)) == STDOUT_FILENO;
 }
 
+int output_check_binary(const char *verb, const char *word) {
+    int fd = descriptor_of_path(output_path(word));
+    return fd >= 0 && isatty(fd)
+               ? complain(EXIT_USAGE, "%s: the output is a terminal, expected a file or a pipe",
+                          verb)
+               : OPTS_GO_ON;
+}
+
 const char *output_replaces(const char *word) {
     static char text[64];
     struct stat st;

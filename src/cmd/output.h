@@ -9,6 +9,10 @@ const char *output_path(const char *word);
 /* Whether that is standard output, as "-" or /dev/stdout. */
 bool output_is_stdout(const char *word);
 
+/* Whether a binary file may go there; OPTS_GO_ON, or the exit status after one line: not to a
+ * terminal. */
+int output_check_binary(const char *verb, const char *word);
+
 /* Call it before writing, print it afterwards: ", overwrote a file of 17.4 MB"; "": there was none.
  * Static. */
 const char *output_replaces(const char *word);

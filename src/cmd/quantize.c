@@ -266,6 +266,8 @@ int cmd_quantize(int argc, char **argv) {
     };
     const char *words[3];
     int exit = opts_parse(&usage, argc, argv, words);
+    if (exit == OPTS_GO_ON)
+        exit = output_check_binary("quantize", words[1]);
     if (exit != OPTS_GO_ON)
         return exit;
     struct job j = {.mixture = mixture_find(words[2])};
