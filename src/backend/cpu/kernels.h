@@ -59,18 +59,18 @@ typedef void kernel_fn(const void *weights, uint32_t first, uint32_t count,
 struct kernel {
     const char *name; /* "q4_k avx512_vnni" */
     enum dtype type;
-    bool is_f32;        /* meets f32 activations; otherwise int8 */
+    bool is_f32;        /* takes f32 activations; otherwise int8 */
     uint32_t features;  /* of base/cpu.h that it needs */
     uint32_t tile_rows; /* first and count are multiples of this, but for the matrix's last rows */
-    /* Bytes of a packed matrix, and the packing. NULL: used as it lies in the file. A packed
-     * matrix wants to lie at a multiple of 64. */
+    /* Bytes of a packed matrix, and the packing. NULL: used as it is in the file. A packed
+     * matrix begins at a multiple of 64. */
     uint64_t (*packed_bytes)(uint32_t k, uint32_t n);
     void (*pack)(const void *rows, uint32_t k, uint32_t n, void *packed);
     kernel_fn *run;
 };
 
 /* The best kernel for a type; never NULL for a type that decodes: portable f32 is always there.
- * exact: f32 activations (F32, F16 and BF16 weights meet them in any case). K must be a multiple
+ * exact: f32 activations (F32, F16 and BF16 weights take them in any case). K must be a multiple
  * of 32 for int8 mode; block types are so by themselves. */
 const struct kernel *kernel_find(enum dtype type, bool exact, uint32_t features);
 
@@ -106,8 +106,8 @@ struct attend_split {
     uint32_t n_queries;
     struct softmax *sums; /* out: (n_queries) */
     float *pv;            /* out: (n_queries, stride), the sum over positions of e^(QK - max) V */
-    float *tile;          /* room: (ATTEND_POSITIONS, stride) */
-    float *qk;            /* room: (n_queries, ATTEND_POSITIONS) */
+    float *tile;          /* scratch: (ATTEND_POSITIONS, stride) */
+    float *qk;            /* scratch: (n_queries, ATTEND_POSITIONS) */
     const void *next;     /* the keys of the split after this one, to be fetched; NULL: unknown */
 };
 

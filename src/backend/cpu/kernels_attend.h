@@ -2,33 +2,40 @@
  * instruction set. The contract, and the order of the sums, are in kernels.h.
  *
  *   QK       a tile is four vectors of positions and up to ATTEND_ROWS queries. A vector holds four
- *            values of each of its positions; a query's four values meet all of them. At the end
- *            pairs of lanes are added, which leaves the results in the order of the positions: so
- *            position 4g + v is part g of vector v.
+ *            values of each of its positions; they are multiplied with the same four values of a
+ *            query. At the end pairs of lanes are added, which leaves the results in the order of
+ *            the positions: so position 4g + v is part g of vector v.
  *   softmax  max, e^(QK - max), sum, in one vector after the other
  *   PV       a tile is four vectors of values and up to ATTEND_ROWS queries, over all positions
  *
- * Few queries (one row of a step) meet f16 and f32 where they lie, so that a split is read once and
- * nothing is written. For more, or other types, keys and then values are decoded into split->tile,
- * keys in the order of the vectors. Where vectors hold several positions, f16 keys are put into
- * that order as they are (V_TURN), and f16 is converted for every few queries, of whatever number.
+ * Few queries (one row of a step) read f16 and f32 from the cache itself, so that a split is read
+ * once and nothing is written. For more, or other types, keys and then values are decoded into
+ * split->tile, keys in the order of the vectors. Where vectors hold several positions, f16 keys are
+ * put into that order as they are (V_TURN), and f16 is converted for every few queries, of whatever
+ * number.
  *
  * Included by each kernels_<set>.c after kernels_f32.h or kernels_decode.h, which first defines
- * what kernels_softmax.h wants, and V_FOUR(p)          four floats, repeated V_PAIRS(a, b)      per
- * four lanes: a0 + a1, a2 + a3, b0 + b1, b2 + b3 V_SET(x) V_WEIGHTS          four weights of a
- * query: V_LOAD_WEIGHTS(p), V_WEIGHT(w, i) a vector of one ATTEND_ROWS        queries whose sums
- * stay in registers: 3 or 5 ATTEND_F16_ROWS    optional, 6 or 8: so many meet f16 where it lies,
- * two vectors at a time, so that it is converted once and the fetching is spread over all of the
- * work V_TURN(from, row, to)   optional, where LANES > 4: LANES f16 values of ATTEND_PARTS keys,
- * `row` bytes apart, to LANES / 4 vectors of QK's order, 8 LANES bytes apart ATTEND_ONE optional: a
- * header with its own tiles, and code for the queries of one row and gets attend_split. */
+ * what kernels_softmax.h wants, and
+ *   V_FOUR(p)             four floats, repeated
+ *   V_PAIRS(a, b)         per four lanes: a0 + a1, a2 + a3, b0 + b1, b2 + b3
+ *   V_SET(x)
+ *   V_WEIGHTS             four weights of a query; V_LOAD_WEIGHTS(p), and V_WEIGHT(w, i), a vector
+ *                         of one of them
+ *   ATTEND_ROWS           queries whose sums stay in registers: 3 or 5
+ *   ATTEND_F16_ROWS       optional, 6 or 8: so many are multiplied with f16 of the cache at once,
+ *                         two vectors at a time, so that it is converted once and the prefetches
+ *                         are spread over all of the work
+ *   V_TURN(from, row, to) optional, where LANES > 4: LANES f16 values of ATTEND_PARTS keys, `row`
+ *                         bytes apart, to LANES / 4 vectors of QK's order, 8 LANES bytes apart
+ *   ATTEND_ONE            optional: a header with its own tiles, and code for queries of one row
+ * and gets attend_split. */
 
 enum {
     ATTEND_PARTS = LANES / 4,        /* positions of a vector */
     ATTEND_BLOCK = 4 * ATTEND_PARTS, /* positions of a tile of QK */
 #ifdef V_TURN
-    /* So many queries meet the cache where it lies; of f16 all, as to convert it again costs less
-     * than to store and load it. */
+    /* So many queries are multiplied with the cache itself; of f16 all, as to convert it again
+     * costs less than to store and load it. */
     ATTEND_DIRECT = 4 * ATTEND_ROWS,
     ATTEND_F16_DIRECT = ATTEND_QUERIES,
 #else
@@ -106,7 +113,7 @@ static TARGET void attend_decode(const struct attend_split *s, const uint8_t *fr
         dtype_info((uint32_t)s->type)->decode(from, to, n);
 }
 
-/* Positions that are decoded, and meet all queries while they are in L1: 32 KiB of f32. */
+/* Positions that are decoded, and used by all queries while they are in L1: 32 KiB of f32. */
 static uint32_t attend_run(const struct attend_split *s) {
     uint32_t run = 8192 / attend_stride(s->width) / 32 * 32;
     return run < 32 ? 32 : run > ATTEND_POSITIONS ? ATTEND_POSITIONS : run;
@@ -209,8 +216,8 @@ F32_INLINE void attend_fetch_lines(struct attend_ahead *a, size_t n) {
 
 /* ---- QK -------------------------------------------------------------------------------------- */
 
-/* The qk of some queries and of a tile, or two. More than ATTEND_ROWS queries lie four values by
- * four values. */
+/* The qk of some queries and of a tile, or two. More than ATTEND_ROWS queries are stored four
+ * values by four values. */
 typedef void attend_qk_fn(const struct attend_keys *keys, const float *query, size_t stride,
                           uint32_t fours, float *out);
 
@@ -248,8 +255,8 @@ F32_INLINE void attend_qk_tile(const struct attend_keys *keys, f32_load_fn *load
     }
 }
 
-/* A tile against more queries, which lie four values by four values: two vectors, then the other
- * two. While four fours of them are multiplied, a line of the next tile is put in order. */
+/* A tile against more queries, which are stored four values by four values: two vectors, then the
+ * other two. While four fours of them are multiplied, a line of the next tile is put in order. */
 F32_INLINE void attend_qk_halves(const struct attend_keys *keys, f32_load_fn *load,
                                  const float *queries, int rows, uint32_t fours, float *out) {
     VEC pairs[2][ATTEND_F16_ROWS];
@@ -341,8 +348,8 @@ static void attend_put_fours(const struct attend_split *s, uint32_t first, uint3
             memcpy(to, from + (size_t)q * attend_stride(s->width) + i, 4 * sizeof *to);
 }
 
-/* A tile meets all queries, and while it meets the first of them the next is put in order. The
- * split's room: two tiles, and the queries of those that go together. */
+/* A tile is multiplied with all queries, and during the first of them the next tile is put in
+ * order. split->tile holds two tiles, and the queries of those that go together. */
 static TARGET void attend_qk_together(const struct attend_split *s, uint32_t first, uint32_t n) {
     const uint32_t stride = attend_stride(s->width), fours = s->width / 4;
     const size_t row = 2 * s->width, tile = ATTEND_BLOCK * row;
@@ -379,7 +386,7 @@ static bool attend_is_together(const struct attend_split *s, uint32_t first) {
     return s->width % 32 == 0 && s->n_queries - first > 1;
 }
 
-/* Keys are put in order run by run, each before it meets the queries. */
+/* Keys are put in order run by run, each before it is multiplied. */
 static TARGET void attend_qk_turned(const struct attend_split *s, uint32_t first, uint32_t n) {
     struct attend_ahead values = attend_ahead(s->values, n * attend_row_bytes(s));
     struct attend_keys keys = {.at = (const uint8_t *)s->tile,
@@ -570,7 +577,7 @@ static TARGET void attend_pv_some(const struct attend_split *s, const attend_pv_
 #define attend_pv_q4_0 attend_pv_f32
 #endif
 
-/* The code for values where they lie, or decoded; and from vector to vector. */
+/* The code for values of the cache itself, or decoded; and the bytes from vector to vector. */
 static const attend_pv_table *attend_pv_of(const struct attend_split *s, bool is_direct,
                                            struct attend_values *v) {
     bool is_f16 = is_direct && s->type == DT_F16;
@@ -584,7 +591,7 @@ static const attend_pv_table *attend_pv_of(const struct attend_split *s, bool is
     return s->type == DT_Q8_0 ? attend_pv_q8_0 : attend_pv_q4_0;
 }
 
-/* Positions from `begin` on: a few meet all queries while they are in L1. */
+/* Positions from `begin` on: a few are used by all queries while they are in L1. */
 static TARGET void attend_pv(const struct attend_split *s, bool is_direct, uint32_t first,
                              uint32_t begin, uint32_t n) {
     size_t row = attend_row_bytes(s);

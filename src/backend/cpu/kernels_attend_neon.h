@@ -1,6 +1,6 @@
 /* kernels_attend_neon.h - attention of one row over a split, on NEON: up to eight queries of a KV
- * head that see the same positions meet keys and values where they lie: f16 here, q8_0 and q4_0 in
- * kernels_attend_neon_blocks.h.
+ * head that see the same positions read keys and values from the cache itself: f16 here, q8_0 and
+ * q4_0 in kernels_attend_neon_blocks.h.
  *
  * Four products are one FMLA, which two pipes can do; the conversion of four f16 is two cycles of
  * one of the pipes (Neoverse N1, V0). So four values of one position and g queries are (2 + g) / 2
@@ -68,7 +68,7 @@ INLINE void one_qk_store(float32x4_t (*acc)[ONE_TILE_MOST], int rows, int tile, 
     }
 }
 
-/* Four values of each query, then the next four: to the split's room. */
+/* Four values of each query, then the next four: to split->tile. */
 INLINE const float *one_fours(const struct attend_split *s, uint32_t first, int rows) {
     const size_t stride = attend_stride(s->width);
     float *to = s->tile;

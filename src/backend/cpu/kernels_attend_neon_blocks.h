@@ -62,7 +62,7 @@ static const uint8_t blocks_index[4][16] __attribute__((aligned(16))) = {
                          : "w"(low_), "w"(high_), "m"(blocks_index[u]), "w"(scales));              \
     } while (0)
 
-/* ---- rooms ----------------------------------------------------------------------------------- */
+/* ---- scratch --------------------------------------------------------------------------------- */
 
 /* In split->tile: queries times BLOCK_UP, then (blocks, ATTEND_POSITIONS) scales times BLOCK_DOWN,
  * and the same as f16. */
@@ -121,10 +121,10 @@ INLINE void blocks_qk_step(float32x4_t (*acc)[2], float32x4_t (*ring)[2], int no
 INLINE void blocks_qk_half(float32x4_t (*acc)[2], float32x4_t (*ring)[2], const float *query,
                            size_t stride, int rows, struct blocks_pair *pairs, float32x4_t *scales,
                            const uint8_t *next, size_t row, int next_half, float32x4_t next_scales,
-                           blocks_fn *open) {
+                           blocks_fn *load) {
     blocks_qk_step(acc, ring, 0, query, stride, rows, pairs, *scales);
-    pairs[0] = open(next, next_half);
-    pairs[1] = open(next + row, next_half);
+    pairs[0] = load(next, next_half);
+    pairs[1] = load(next + row, next_half);
     *scales = next_scales;
     UNROLL for (int u = 1; u < 4; u++)
         blocks_qk_step(acc, ring, u, query + 4 * u, stride, rows, pairs, *scales);
@@ -132,13 +132,13 @@ INLINE void blocks_qk_half(float32x4_t (*acc)[2], float32x4_t (*ring)[2], const 
 
 /* qk of `rows` queries, times BLOCK_UP, and n positions, rounded up to an even number. */
 INLINE void blocks_qk(const struct attend_split *s, const float *queries, uint32_t n, int rows,
-                      float *out, blocks_fn *open, size_t bytes) {
+                      float *out, blocks_fn *load, size_t bytes) {
     const size_t row = s->width / BLOCK_VALUES * bytes, stride = attend_stride(s->width);
     const uint8_t *at = s->keys;
     const float *d = blocks_scales(s);
     float32x4_t ring[4][2];
     float32x4_t scales = blocks_two(d);
-    struct blocks_pair pairs[2] = {open(at, 0), open(at + row, 0)};
+    struct blocks_pair pairs[2] = {load(at, 0), load(at + row, 0)};
     UNROLL for (int u = 0; u < 3; u++) {
         BLOCKS_LOAD(ring[u][0], pairs[0], "v28", "v29", u, scales, 0);
         BLOCKS_LOAD(ring[u][1], pairs[1], "v30", "v31", u, scales, 1);
@@ -154,9 +154,9 @@ INLINE void blocks_qk(const struct attend_split *s, const float *queries, uint32
             __builtin_prefetch((const uint8_t *)s->values + (at - (const uint8_t *)s->keys));
             __builtin_prefetch((const uint8_t *)s->values + (at - (const uint8_t *)s->keys) + row);
             blocks_qk_half(acc, ring, queries + i, stride, rows, pairs, &scales, at, row, 1, scales,
-                           open);
+                           load);
             blocks_qk_half(acc, ring, queries + i + 16, stride, rows, pairs, &scales,
-                           is_last ? next : at + bytes, row, 0, blocks_two(after), open);
+                           is_last ? next : at + bytes, row, 0, blocks_two(after), load);
         }
         at = next;
         UNROLL for (int q = 0; q < rows; q++) {
@@ -187,9 +187,9 @@ BLOCKS_PV_STEP(3, 0)
 /* Half a block of values over n positions, a multiple of four. */
 INLINE void blocks_pv_half(const uint8_t *at, size_t row, int half, const float *d,
                            const float *weights, uint32_t n, int rows, float *out, size_t stride,
-                           blocks_fn *open) {
+                           blocks_fn *load) {
     float32x4_t acc[BLOCK_ROWS][4], values[4], scales = vld1q_f32(d);
-    struct blocks_pair pair = open(at, half);
+    struct blocks_pair pair = load(at, half);
     UNROLL for (int q = 0; q < rows; q++) UNROLL for (int v = 0; v < 4; v++) acc[q][v] =
         vdupq_n_f32(0);
     UNROLL for (int v = 0; v < 4; v++) BLOCKS_LOAD(values[v], pair, "v30", "v31", v, scales, 0);
@@ -198,11 +198,11 @@ INLINE void blocks_pv_half(const uint8_t *at, size_t row, int half, const float 
         float32x4_t four[BLOCK_ROWS];
         UNROLL for (int q = 0; q < rows; q++) four[q] =
             vld1q_f32(weights + (size_t)q * ATTEND_POSITIONS);
-        blocks_pv_step_0(acc, values, four, rows, open(at + row, half), scales);
-        blocks_pv_step_1(acc, values, four, rows, open(at + 2 * row, half), scales);
-        blocks_pv_step_2(acc, values, four, rows, open(at + 3 * row, half), scales);
+        blocks_pv_step_0(acc, values, four, rows, load(at + row, half), scales);
+        blocks_pv_step_1(acc, values, four, rows, load(at + 2 * row, half), scales);
+        blocks_pv_step_2(acc, values, four, rows, load(at + 3 * row, half), scales);
         scales = vld1q_f32(d + (p + 4 < n ? p + 4 : p));
-        blocks_pv_step_3(acc, values, four, rows, open(next, half), scales);
+        blocks_pv_step_3(acc, values, four, rows, load(next, half), scales);
         at = next;
     }
     UNROLL for (int q = 0; q < rows; q++) UNROLL for (int v = 0; v < 4; v++)

@@ -59,7 +59,7 @@ INLINE void store_8(uint16_t *to, const float *from) {
     vst1q_u16(to, vreinterpretq_u16_f16(vcvt_high_f16_f32(low, vld1q_f32(from + 4))));
 }
 
-/* What comes next: a line with every 64 bytes of what is met now. */
+/* What comes next: a line with every 64 bytes of what is multiplied now. */
 struct ahead {
     const uint8_t *at;
     size_t line; /* 64; 0: nothing new */
@@ -248,7 +248,7 @@ static TARGET void run_keys(const struct attend_split *s, uint32_t first, uint32
     }
 }
 
-/* Queries that go together meet what all of them see, then each goes on alone. */
+/* Queries that go together go through what all of them see, then each goes on alone. */
 static TARGET void run_values(const struct attend_split *s, uint32_t first) {
     struct ahead ahead = {s->next ? s->next : s->values, s->next ? 64 : 0};
     for (uint32_t q = first, rows; q < s->n_queries; q += rows, ahead.line = 0) {
