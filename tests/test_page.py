@@ -258,6 +258,7 @@ def check_costly_text(p):
     """A text that a model gets lost in is shown at once: what took the square of its length, or the cube, would take hours here."""
     long = 200_000
     texts = ["# a" + " " * long + "b ## ", "# " + "#" * long + " x", "a|b\n" + " " * long + "x", "a|b\n-" + " " * long + "x", "```" + "a" * long + "`",
+             "~" * long + "`", "~~~" + " a" * long + "`", "` " + "a " * long + "b`", "- " + " " * long + "a\u2028b", "a|b\n-|-\n" + "|" * long, "> a\n>\n" * long,
              "*a " * long, "__a " * long, "**a *b " * long, "[" * long, "[a](" * long, "[a] " * long + "](", "`a" * long + "``", "~~a " * long]
     p.d.set_script_timeout(PATIENCE)
     show = ("const done = arguments[arguments.length - 1], into = document.createElement('div');"
@@ -266,6 +267,7 @@ def check_costly_text(p):
         assert p.d.execute_async_script(show, text), text[:20]
     for text, html in (("## a  b ## ", "<h2>a  b</h2>"), ("# ", "<h1></h1>"), ("# #", "<h1></h1>"), ("*a *b*", "<p><em>a *b</em></p>"), ("**a* b**", "<p><strong>a* b</strong></p>"),
                        ("[a [b](https://x.y/) `c", '<p>[a <a href="https://x.y/" rel="noopener noreferrer" target="_blank">b</a> `c</p>'), ("`` a` b `` `c`", "<p><code>a` b</code> <code>c</code></p>"),
+                       ("~~~ `", "<p>~~~ `</p>"), ("` a` ` ` ` a `", "<p><code> a</code> <code> </code> <code>a</code></p>"),
                        ("_a __b_ c__ *d*", "<p><em>a __b</em> c__ <em>d</em></p>")):
         assert p.d.execute_async_script(show, text) == html, (text, p.d.execute_async_script(show, text))
     assert "<table>" in p.d.execute_async_script(show, "a|b\n:-: | -\n1|2") and "<table>" not in p.d.execute_async_script(show, "a|b\n-|x")

@@ -42,6 +42,9 @@ function closing(text, mark, from) {
 
 const emphasis = { "***": ["strong", "em"], "**": ["strong"], "__": ["strong"], "*": ["em"], "_": ["em"], "~~": ["del"] };
 
+// Without a space at both ends, which sets off backticks.
+const codeText = (text) => text.startsWith(" ") && text.endsWith(" ") && /\S/.test(text) ? text.slice(1, -1) : text;
+
 // An element at text[i] and the index after it; null: plain text. `open` has the marks that nothing closes from
 // here on: what was looked for once and not found is not looked for again.
 function element(text, i, depth, inLink, open) {
@@ -54,7 +57,7 @@ function element(text, i, depth, inLink, open) {
     for (let at = text.indexOf(mark, run); at >= 0; at = text.indexOf(mark, at)) {
       let end = at;
       while (text[end] === "`") end++;
-      if (end - at === mark.length) return [make("code", "", text.slice(run, at).replace(/^ (.*\S.*) $/s, "$1")), end];
+      if (end - at === mark.length) return [make("code", "", codeText(text.slice(run, at))), end];
       at = end;
     }
     open.add(mark);
@@ -113,15 +116,21 @@ function inline(into, text, depth = 0, inLink = false) {
 
 // ---- blocks --------------------------------------------------------------------------------------
 
-const FENCE = /^( {0,3})(`{3,}|~{3,})\s*([^`\s]*)[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6})\s(.*)$/;
+const HEADING = /^ {0,3}(#{1,6})\s(.*)$/s;
 const RULE = /^ {0,3}([-*_])\s*(?:\1\s*){2,}$/;
-const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(\s+|$)(.*)$/;
-const QUOTE = /^ {0,3}> ?(.*)$/;
+const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(\s+|$)(.*)$/s;
+const QUOTE = /^ {0,3}> ?(.*)$/s;
 
 const indent = (line) => /^\s*/.exec(line)[0].replace(/\t/g, "    ").length;
 const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((s) => s.trim());
 const isRuled = (line) => cells(line).every((s) => /^:?-+:?$/.test(s)); // between a table's head and its rows
+
+// [all, indent, mark, language] of a line that begins code; null: it begins none.
+function fence(line) {
+  const found = /^( {0,3})(`{3,}|~{3,})/.exec(line);
+  const rest = found ? line.slice(found[0].length) : "";
+  return found && !rest.includes("`") ? [...found, /^\s*(\S*)/.exec(rest)[1]] : null;
+}
 
 // Without the marks that may end it.
 function headingText(text) {
@@ -138,7 +147,7 @@ function split(lines) {
     let found;
     if (/^\s*$/.test(line)) {
       i++;
-    } else if ((found = FENCE.exec(line))) {
+    } else if ((found = fence(line))) {
       const [, pad, mark, language] = found;
       const isEnd = (l) => l.trim().length >= mark.length && l.trim() === mark[0].repeat(l.trim().length);
       let end = i + 1;
@@ -169,7 +178,7 @@ function split(lines) {
       i = end;
     } else {
       let end = i + 1;
-      while (end < lines.length && !/^\s*$/.test(lines[end]) && !FENCE.test(lines[end]) && !HEADING.test(lines[end]) &&
+      while (end < lines.length && !/^\s*$/.test(lines[end]) && !fence(lines[end]) && !HEADING.test(lines[end]) &&
              !QUOTE.test(lines[end]) && !ITEM.test(lines[end]) && !RULE.test(lines[end])) end++;
       blocks.push({ kind: "p", lines: lines.slice(i, end) });
       i = end;
@@ -214,13 +223,15 @@ function list(lines, depth) {
   return out;
 }
 
+// Parts are appended one by one: a call does not take hundreds of thousands of arguments.
 function table(lines) {
-  const row = (line, tag) => make("tr", "", ...cells(line).map((text) => {
-    const cell = make(tag);
-    inline(cell, text);
-    return cell;
-  }));
-  const body = make("tbody", "", ...lines.slice(2).map((l) => row(l, "td")));
+  const row = (line, tag) => {
+    const out = make("tr");
+    for (const text of cells(line)) inline(out.appendChild(make(tag)), text);
+    return out;
+  };
+  const body = make("tbody");
+  for (const line of lines.slice(2)) body.append(row(line, "td"));
   return make("div", "table", make("table", "", make("thead", "", row(lines[0], "th")), body));
 }
 
@@ -230,8 +241,11 @@ function block(b, depth) {
   if (b.kind === "hr") return make("hr");
   if (b.kind === "list") return list(b.lines, depth);
   if (b.kind === "table") return table(b.lines);
-  if (b.kind === "quote") return make("blockquote", "", ...split(b.lines).map((inner) => block(inner, depth + 1)));
-  const out = make(b.kind);
+  const out = make(b.kind === "quote" ? "blockquote" : b.kind);
+  if (b.kind === "quote") {
+    for (const inner of split(b.lines)) out.append(block(inner, depth + 1));
+    return out;
+  }
   inline(out, b.lines.join("\n").trim());
   return out;
 }
