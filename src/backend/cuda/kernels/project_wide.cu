@@ -88,8 +88,9 @@ static __device__ __forceinline__ uint32_t count_parts(const struct project_segm
  * much as a few more. UINT32_MAX: there is no room for the parts. */
 static __device__ __forceinline__ uint32_t cut_cost(const struct wide_params &p,
                                                     uint32_t row_blocks, uint32_t whole,
-                                                    uint32_t cut) {
-    uint32_t first = 0, parts = 0, groups = 0;
+                                                    uint32_t cut, uint32_t &parts) {
+    uint32_t first = 0, groups = 0;
+    parts = 0;
 #pragma unroll 1
     for (uint32_t i = 0; i < p.n_segments; i++) {
         const struct project_segment &s = p.segments[i];
@@ -113,9 +114,9 @@ static __device__ __forceinline__ struct wide_division divide_step(const struct 
         tiles += row_blocks * count_tiles(p, p.segments[i].n);
     d.whole = tiles - tiles % gridDim.x;
     for (uint32_t cut = WIDE_UNCUT; cut <= WIDE_BY_KBLOCKS; cut++) {
-        uint32_t cost = cut_cost(p, row_blocks, d.whole, cut);
+        uint32_t parts, cost = cut_cost(p, row_blocks, d.whole, cut, parts);
         if (cost < best)
-            best = cost, d.cut = cut;
+            best = cost, d.cut = cut, d.parts = parts;
     }
     return d;
 }
@@ -127,20 +128,23 @@ static __device__ __forceinline__ struct wide_division *division(void) {
 /* As values that the compiler knows to be the same in all lanes: see multiply_tile. */
 static __device__ __forceinline__ struct wide_division load_division(void) {
     return {warp_uniform(division()->rows), warp_uniform(division()->whole),
-            warp_uniform(division()->cut)};
+            warp_uniform(division()->cut), warp_uniform(division()->parts)};
 }
 
-/* The t-th tile of the step, or part of one: whole tiles, then parts. Row blocks first, so that
- * thread blocks that run together share weights. */
+/* The t-th task of the step; a thread block has number blockIdx.x and every gridDim.x-th after it.
+ * Parts of tiles that are cut, then whole tiles: so all parts are there when thread blocks that
+ * have no more to multiply add them. Row blocks first, so that thread blocks that run together
+ * share weights. */
 template <int ROWS>
 static __device__ __forceinline__ bool find_tile(const struct wide_params &p, uint32_t t,
                                                  struct wide_tile &out) {
     struct wide_division d = load_division();
-    uint32_t row_blocks = (d.rows + ROWS - 1) / ROWS, whole = d.whole;
-    uint32_t first = 0, cut = t < whole ? (uint32_t)WIDE_UNCUT : d.cut;
-    out.part = t - whole;
-    t = t < whole ? t : out.part;
-    whole = t == out.part ? whole : 0; /* tiles before the first that t counts */
+    bool is_part = t < d.parts;
+    uint32_t row_blocks = (d.rows + ROWS - 1) / ROWS, first = 0;
+    uint32_t whole = is_part ? d.whole : 0; /* tiles before the first that t counts */
+    uint32_t cut = is_part ? d.cut : (uint32_t)WIDE_UNCUT;
+    out.part = t;
+    t = is_part ? t : t < d.parts + d.whole ? t - d.parts : UINT32_MAX;
 #pragma unroll 1
     for (uint32_t i = 0; i < p.n_segments; i++) {
         const struct project_segment &s = p.segments[i];
@@ -166,20 +170,6 @@ static __device__ __forceinline__ bool find_tile(const struct wide_params &p, ui
         first = end;
     }
     return false;
-}
-
-/* A thread block's tasks are number blockIdx.x and every gridDim.x-th after it. Parts that others
- * add come first. (Not of tiles of 128 rows: Q4_K would spill.) */
-template <int ROWS>
-static __device__ __forceinline__ bool find_task(const struct wide_params &p, uint32_t i,
-                                                 struct wide_tile &out) {
-    if (i >= p.n_tasks)
-        return false;
-    if (ROWS == 64) {
-        i += p.first_task;
-        i -= i >= p.n_tasks ? p.n_tasks : 0;
-    }
-    return find_tile<ROWS>(p, i, out);
 }
 
 /* The tile that a warp works at is kept in shared memory: registers are few, and to find it again
@@ -209,18 +199,19 @@ static __device__ __forceinline__ struct wide_tile load_tile(void) {
             warp_uniform(t.part_step)};
 }
 
-/* The t-th tile becomes the warp's; of small buckets the first is. (Of tiles of 128 rows it is
- * found again: Q4_K would spill.) False: there is none. */
-template <int ROWS>
+/* The t-th tile becomes the warp's, which keeps it if it multiplies it; of small buckets the first
+ * is. (Of tiles of 128 rows it is found again: Q4_K would spill.) False: there is none. */
+template <int ROWS, bool KEEPS = true>
 static __device__ __forceinline__ bool take_tile(const struct wide_params &p, uint32_t t,
                                                  struct wide_tile &out) {
     if (ROWS == 64 && p.early_rows && t == blockIdx.x) {
         out = load_tile();
         return out.parts != 0;
     }
-    if (!find_task<ROWS>(p, t, out))
+    if (!find_tile<ROWS>(p, t, out))
         return false;
-    keep_tile(out);
+    if (KEEPS)
+        keep_tile(out);
     return true;
 }
 
@@ -642,15 +633,14 @@ template <int TYPE, int ROWS>
 static __device__ __forceinline__ void combine_tiles(const struct wide_params &p, uint32_t n_rows) {
     constexpr uint32_t N = ROWS == 64 ? 2 : 4, OCTETS = ROWS / 8, UNITS = OCTETS / N;
     bool is_left = p.n_cut;
-    uint32_t from = is_left ? p.combine_from : 0, whole = load_division().whole;
+    uint32_t from = is_left ? p.combine_from : 0, parts = load_division().parts;
     struct wide_tile t;
     if (blockIdx.x < from)
         return;
 #pragma unroll 1
     for (uint32_t i = blockIdx.x - from;; i += gridDim.x - from) {
         uint32_t unit = i % UNITS, tile = is_left ? i / UNITS : i;
-        if ((is_left && tile >= p.n_cut) || (p.early_rows && whole + tile >= p.n_tasks) ||
-            !find_tile<ROWS>(p, whole + tile, t))
+        if (tile >= (is_left ? p.n_cut : parts) || !find_tile<ROWS>(p, tile, t))
             return;
         if (t.parts == 1)
             continue;
@@ -763,9 +753,9 @@ static __device__ __forceinline__ void multiply_q8_group(struct q8_sums &s, stru
     release_stage(p, empty, bits_of_sums(s.kblock, 48)); /* the last that are loaded */
 }
 
-static __device__ __forceinline__ void q8_tile(const struct wide_params &p,
-                                               const struct wide_tile &t, uint32_t n_rows,
-                                               struct pipeline &pipe) {
+static __device__ __forceinline__ void multiply_q8_tile(const struct wide_params &p,
+                                                        const struct wide_tile &t,
+                                                        struct pipeline &pipe, float (&v)[64]) {
     const struct project_segment &seg = p.segments[t.segment];
     uint32_t left = (t.end_kblock - t.first_kblock) * kblock_groups<IS_Q8_0>(seg); /* groups */
     uint32_t group = warp_uniform(threadIdx.x / 128);
@@ -784,13 +774,16 @@ static __device__ __forceinline__ void q8_tile(const struct wide_params &p,
     }
     multiply_q8_group<true>(s, by, p, pipe, group);
     end_group<IS_Q8_0, 128>(p, seg, s.kblock, s.split, k);
-    finish_tile<IS_Q8_0, 128>(p, n_rows, s.split);
+#pragma unroll
+    for (int i = 0; i < 64; i++)
+        v[i] = s.split[i];
 }
 
+/* v: the sums of the tile, or of the part. */
 template <int TYPE, int ROWS>
 static __device__ __forceinline__ void multiply_tile(const struct wide_params &p,
-                                                     const struct wide_tile &t, uint32_t n_rows,
-                                                     struct pipeline &pipe) {
+                                                     const struct wide_tile &t,
+                                                     struct pipeline &pipe, float (&v)[ROWS / 2]) {
     const struct project_segment &s = p.segments[t.segment];
     uint32_t left = (t.end_kblock - t.first_kblock) * kblock_groups<TYPE>(s); /* groups */
     uint32_t splits = t.parts > 1 ? 1 : s.splits;
@@ -818,7 +811,9 @@ static __device__ __forceinline__ void multiply_tile(const struct wide_params &p
             add_splits_before<ROWS>(sums.split, shared_base() + p.splits_at, split == 0,
                                     split + 1 == splits);
     }
-    finish_tile<TYPE, ROWS>(p, n_rows, sums.split);
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++)
+        v[i] = sums.split[i];
 }
 
 template <int TYPE, int ROWS>
@@ -827,15 +822,18 @@ static __device__ __forceinline__ void multiply_tiles(const struct wide_params &
     struct wide_tile t;
     uint32_t n_rows = warp_uniform(count_rows(p.io, p.in)); /* now: later it would be waited for */
 #pragma unroll 1
-    for (uint32_t i = blockIdx.x; take_tile<ROWS>(p, i, t); i += gridDim.x)
+    for (uint32_t i = blockIdx.x; take_tile<ROWS>(p, i, t); i += gridDim.x) {
+        float v[ROWS / 2];
         if constexpr (IS_ALL_INT8<TYPE, ROWS>)
-            q8_tile(p, t, n_rows, pipe);
+            multiply_q8_tile(p, t, pipe, v);
         else if constexpr (TYPE != WIDE_PAIR)
-            multiply_tile<TYPE, ROWS>(p, t, n_rows, pipe);
+            multiply_tile<TYPE, ROWS>(p, t, pipe, v);
         else if (warp_uniform(p.segments[t.segment].type) == IS_Q6_K)
-            multiply_tile<IS_Q6_K, ROWS>(p, t, n_rows, pipe);
+            multiply_tile<IS_Q6_K, ROWS>(p, t, pipe, v);
         else
-            multiply_tile<IS_Q4_K, ROWS>(p, t, n_rows, pipe);
+            multiply_tile<IS_Q4_K, ROWS>(p, t, pipe, v);
+        finish_tile<TYPE, ROWS>(p, n_rows, v);
+    }
     if (p.arrivals)
         combine_tiles<TYPE, ROWS>(p, n_rows);
 }
@@ -1006,7 +1004,7 @@ static __device__ __forceinline__ void copy_tiles(const struct wide_params &p, u
     struct pipeline pipe = {0, 0};
     struct wide_tile t;
 #pragma unroll 1
-    for (uint32_t i = blockIdx.x; take_tile<ROWS>(p, i, t); i += gridDim.x, n_early = 0)
+    for (uint32_t i = blockIdx.x; take_tile<ROWS, false>(p, i, t); i += gridDim.x, n_early = 0)
         copy_tile_of_type<TYPE, ROWS, false>(p, t, pipe, n_early);
 }
 
@@ -1019,7 +1017,7 @@ static __device__ __forceinline__ uint32_t copy_early(const struct wide_params &
     if (!p.early_rows || !take_tile<ROWS>(p, blockIdx.x, t))
         return 0;
     uint32_t groups = (t.end_kblock - t.first_kblock) * kblock_groups<TYPE>(p.segments[t.segment]);
-    uint32_t n = min(groups, p.stages);
+    uint32_t n = min(min(groups, p.stages), (uint32_t)WIDE_EARLY_GROUPS);
     copy_tile_of_type<TYPE, ROWS, true>(p, t, pipe, n);
     return n;
 }
@@ -1042,7 +1040,7 @@ static __device__ __forceinline__ void project_wide(const struct wide_params &p)
         __syncthreads();
     if (ROWS == 64 && p.early_rows) {
         struct wide_tile t = {};
-        find_task<ROWS>(p, blockIdx.x, t);
+        find_tile<ROWS>(p, blockIdx.x, t);
         keep_tile(t);
     }
     uint32_t n_early = threadIdx.x >= 256 ? copy_early<TYPE, ROWS>(p) : 0;

@@ -676,8 +676,12 @@ static __device__ __forceinline__ float row_factor(const struct project_input &i
     return norm_factor(warp_sum(sum), in.k, in.eps);
 }
 
+enum { ALL_ROWS_UP_TO = 128 }; /* buckets whose rows are quantized all */
+
 /* Quantizes row blockIdx.x for wgmma, by `threads`. False: it is after the step's last, and left as
- * it is, since a quantized row meets its own results alone. red: as of quantize_row. */
+ * it is, since a quantized row meets its own results alone. In small buckets such rows are
+ * quantized, too: to know that they are none would take a trip to L2 before the row is loaded. red:
+ * as of quantize_row. */
 template <int SET, class PARAMS, class QACT>
 static __device__ __forceinline__ bool quantize_wide_values(const struct row_threads &threads,
                                                             const PARAMS &p, const QACT &to,
@@ -685,10 +689,12 @@ static __device__ __forceinline__ bool quantize_wide_values(const struct row_thr
     uint32_t row = blockIdx.x;
     struct col8 weights = {};
     load_first_norm_weights(threads, p.in, weights);
-    pdl_wait(p.io);
-    if (row >= count_rows(p.io, p.in))
-        return false;
-    struct row_source source = {row, p.row_limit, false};
+    struct row_source source = {row, p.row_limit, p.row_limit <= ALL_ROWS_UP_TO};
+    if (!source.needs_wait) {
+        pdl_wait(p.io);
+        if (row >= count_rows(p.io, p.in))
+            return false;
+    }
     quantize_row<SET>(threads, p.io, p.in, source, weights, to, red);
     return true;
 }

@@ -132,7 +132,7 @@ static uint32_t count_parts(const struct project_segment *s, uint32_t cut) {
 
 /* As the kernel's cut_cost. */
 static uint32_t cut_cost(const struct wide_params *w, uint32_t row_blocks, uint32_t n_sms,
-                         uint32_t whole, uint32_t cut) {
+                         uint32_t whole, uint32_t cut, uint32_t *n_parts) {
     uint32_t first = 0, parts = 0, groups = 0;
     for (uint32_t i = 0; i < w->n_segments; i++) {
         const struct project_segment *s = &w->segments[i];
@@ -143,6 +143,7 @@ static uint32_t cut_cost(const struct wide_params *w, uint32_t row_blocks, uint3
         first = end;
     }
     uint32_t rounds = div_up(parts, n_sms) * groups;
+    *n_parts = parts;
     return cut == WIDE_UNCUT ? rounds : parts > w->max_parts ? UINT32_MAX : rounds + WIDE_CUT_COST;
 }
 
@@ -153,24 +154,11 @@ static struct wide_division divide_bucket(const struct wide_params *w, uint32_t 
     struct wide_division d = {.rows = bucket, .whole = tiles - tiles % n_sms};
     uint32_t best = UINT32_MAX;
     for (uint32_t cut = WIDE_UNCUT; cut <= WIDE_BY_KBLOCKS; cut++) {
-        uint32_t cost = cut_cost(w, div_up(bucket, rows), n_sms, d.whole, cut);
+        uint32_t parts, cost = cut_cost(w, div_up(bucket, rows), n_sms, d.whole, cut, &parts);
         if (cost < best)
-            best = cost, d.cut = cut;
+            best = cost, d.cut = cut, d.parts = parts;
     }
     return d;
-}
-
-/* Tiles, and parts of those that are cut. */
-static uint32_t count_tasks(const struct wide_params *w, uint32_t row_blocks) {
-    const struct wide_division *d = &w->division;
-    uint32_t first = 0, tasks = d->whole;
-    for (uint32_t i = 0; i < w->n_segments; i++) {
-        const struct project_segment *s = &w->segments[i];
-        uint32_t end = first + row_blocks * wide_n_blocks(w->epilogue, s->n);
-        tasks += (end - min_u32(max_u32(first, d->whole), end)) * count_parts(s, d->cut);
-        first = end;
-    }
-    return tasks;
 }
 
 /* Whether thread blocks that have less to multiply add the parts of cut tiles. */
@@ -185,7 +173,6 @@ static void leave_parts(struct wide_params *w, uint32_t row_blocks, uint32_t n_s
         free < LEAST_FREE)
         return;
     w->n_cut = n_cut;
-    w->first_task = d->whole;
     w->combine_from = w->n_tasks % n_sms;
 }
 
@@ -203,7 +190,7 @@ static uint32_t plan_product(const struct recorder *r, const struct project_para
     if (p->row_limit <= EARLY_ROWS && !p->in.is_lm_head) {
         w->early_rows = p->row_limit;
         w->division = divide_bucket(w, rows, p->row_limit, r->n_sms);
-        w->n_tasks = count_tasks(w, div_up(p->row_limit, rows));
+        w->n_tasks = w->division.whole + w->division.parts;
         leave_parts(w, div_up(p->row_limit, rows), r->n_sms);
     }
     return rows;

@@ -42,6 +42,8 @@ enum {
     WIDE_MAX_STAGES = 6,
     WIDE_DIVISION = 136,     /* likewise: struct wide_division */
     WIDE_TILES = 256,        /* likewise: struct wide_tile, a warp's */
+    WIDE_EARLY_GROUPS = 2,   /* whose weights are copied before pdl_wait: more would delay what the
+                                kernel before it still reads */
     WIDE_CUT_COST = 8,       /* of adding up the parts of tiles, in groups of 128 columns */
     WIDE_F32_COLUMNS = 1024, /* that project_wide_f32 has in shared memory at once */
     WIDE_F32_TILE = 4,
@@ -64,6 +66,7 @@ struct wide_division {
     uint32_t rows;  /* that tiles are made for: of the step, or the bucket's */
     uint32_t whole; /* tiles */
     uint32_t cut;   /* enum wide_cut, of the others */
+    uint32_t parts; /* of these others in all, uncut ones included: the first tasks */
 };
 
 struct wide_params {
@@ -87,11 +90,10 @@ struct wide_params {
     uint32_t max_parts; /* of tiles that thread blocks share, in all */
     /* Not 0: the first weights are copied before pdl_wait, and tiles are made for so many rows. */
     uint32_t early_rows;
-    /* With early_rows: tiles, or parts of tiles, in all, and the first, after which the others come
-     * in turn. Else UINT32_MAX and 0. */
-    uint32_t n_tasks, first_task;
-    /* Not 0: tiles that are cut, all of one segment. Their parts come first, and thread blocks from
-     * combine_from on, which have a task less than the others, add them. */
+    /* With early_rows: parts and whole tiles in all. Else UINT32_MAX. */
+    uint32_t n_tasks;
+    /* Not 0: tiles that are cut, all of one segment. Thread blocks from combine_from on, which have
+     * a task less than the others, add their parts. */
     uint32_t n_cut, combine_from;
     float *partials; /* (part, four values, thread, value) */
     /* At a tile that is cut: its parts, then who has added; 0 between steps. NULL: parts are left
