@@ -9,7 +9,7 @@ static bool is_constant(const struct vulkan_bind *b) {
     return b->memory == VULKAN_WEIGHTS || b->memory == VULKAN_TABLES;
 }
 
-/* Columns of rows of the same width: two runs of a circle. */
+/* Of rows of the same width: columns wrap around, as binds may begin anywhere in a row. */
 static bool share_columns(const struct vulkan_bind *a, const struct vulkan_bind *b) {
     if (a->row_bytes == 0 || a->row_bytes != b->row_bytes)
         return true;

@@ -11,7 +11,7 @@ enum {
     COLUMNS = 32,   /* rows of S that a workgroup has */
     CONV_ROWS = 4,  /* of a workgroup in delta_conv.comp */
     MAX_WIDTH = 256,
-    MAX_ASIDE = 32, /* segments that are computed side by side; more take turns */
+    MAX_PARALLEL = 32, /* segments that are computed at once; a workgroup loops over more */
 };
 
 struct delta_push {
@@ -85,7 +85,7 @@ static int add_rule(struct vulkan_recorder *r, const struct op_delta *d, struct 
     rule.shader = "delta";
     rule.needs_full_subgroups = true;
     rule.groups[0] = d->value_heads * div_up(d->value_width, COLUMNS);
-    rule.groups[1] = min_u32(min_u32(r->plan->max_rows, d->state.dims[3]), MAX_ASIDE);
+    rule.groups[1] = min_u32(min_u32(r->plan->max_rows, d->state.dims[3]), MAX_PARALLEL);
     rule.groups[2] = 1;
     rule.binds[3] = vulkan_as(rule.binds[3], VULKAN_READ | VULKAN_WRITE);
     rule.binds[4] = vulkan_as(y, VULKAN_READ);

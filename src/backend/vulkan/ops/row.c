@@ -99,8 +99,8 @@ static struct row_shape shape_of(const struct vulkan_recorder *r, const struct v
             continue;
         uint32_t threads = sizes[i], teams = threads / lanes, cores = r->can->n_cores;
         uint32_t groups = groups_of(r, div_up(rows, teams), threads);
-        uint64_t turns = div_up(rows, teams * groups);
-        uint64_t cost = turns * div_up(groups, cores) * threads;
+        uint64_t rounds = div_up(rows, teams * groups);
+        uint64_t cost = rounds * div_up(groups, cores) * threads;
         if (cost >= least)
             continue;
         least = cost;
