@@ -1,14 +1,15 @@
 /* attend.c - ATTEND on the CPU: head norms, rotary embedding, cache, split attention.
  *
  * First every row's keys and values go into the cache, rounded to its type. Then queries of one KV
- * head and of up to ATTEND_QUERIES / group rows of a segment, a block, meet the positions they see,
- * in splits of ATTEND_POSITIONS: a kernel (kernels.h) gives each query a maximum, a sum and a PV of
- * the split, and these are combined with the query's own in split order.
+ * head and of up to ATTEND_QUERIES / group rows of a segment, a block, attend to the positions they
+ * see, in splits of ATTEND_POSITIONS: a kernel (kernels.h) gives each query a maximum, a sum and a
+ * PV of the split, and these are combined with the query's own in split order.
  *
  * Where there are blocks enough, threads share them out and combine as they go. Otherwise (one row,
- * a few) they share out the splits of all blocks, keep what comes of each, and combine it after a
- * barrier. Both are the same sums in the same order: a query's bits depend on its sequence alone.
- */
+ * a few) they share out the splits of all blocks. A thread that has all splits of a block combines
+ * as it goes, too; of a block that several threads have, the result of each split is kept and
+ * combined after a barrier. These are the same sums in the same order: a query's bits depend on its
+ * sequence alone. */
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/vec.h"
 
@@ -166,22 +167,37 @@ static void run_split(struct cpu_step *s, const struct op_attend *a, const struc
     });
 }
 
-/* Combines the softmax and PV of a split with those of the query. */
-static void combine(struct softmax *f, float *pv, struct softmax split, const float *part,
-                    uint32_t width) {
-    if (split.sum == 0)
-        return;
+enum { FEW = 8 }; /* splits that are combined at once */
+
+/* Combines the softmax and PV of n splits, FEW at most and `step` rows apart, with those of the
+ * query, one after the other. All maxima are known, so that one vector has the exponentials of all
+ * splits, and sums need not wait for them. Every query sees something of its first split. */
+static void combine(struct softmax *f, float *pv, const struct softmax *sums, const float *parts,
+                    uint32_t n, uint32_t step, uint32_t width) {
+    uint32_t stride = attend_stride(width);
+    float factors[2 * FEW] = {0};
     if (f->sum == 0) {
-        *f = split;
-        memcpy(pv, part, width * sizeof *pv);
-        return;
+        *f = *sums;
+        memcpy(pv, parts, width * sizeof *pv);
+        sums += step;
+        parts += (uint64_t)step * stride;
+        n--;
     }
-    float max = split.max > f->max ? split.max : f->max;
-    float factors[16] = {f->max, split.max}; /* a whole vector is the fastest */
-    row_exp(factors, max, 16);
-    row_mix(pv, factors[0], part, factors[1], width);
-    f->sum = f->sum * factors[0] + split.sum * factors[1];
-    f->max = max;
+    for (uint32_t i = 0; i < n; i++) {
+        struct softmax split = sums[i * step];
+        float max = split.sum != 0 && split.max > f->max ? split.max : f->max;
+        factors[2 * i] = f->max - max;
+        factors[2 * i + 1] = split.max - max;
+        f->max = max;
+    }
+    row_exp(factors, 0, 2 * FEW);
+    for (uint32_t i = 0; i < n; i++) {
+        float sum = sums[i * step].sum, ours = factors[2 * i], theirs = factors[2 * i + 1];
+        if (sum == 0)
+            continue;
+        row_mix(pv, ours, parts + (uint64_t)i * step * stride, theirs, width);
+        f->sum = f->sum * ours + sum * theirs;
+    }
 }
 
 static void store_query(struct cpu_step *s, const struct op_attend *a, const struct block *k,
@@ -194,14 +210,18 @@ static void store_query(struct cpu_step *s, const struct op_attend *a, const str
  */
 
 static void run_block(struct cpu_step *s, const struct op_attend *a, const struct block *k) {
-    struct softmax sums[ATTEND_QUERIES] = {0}, of_split[ATTEND_QUERIES];
-    uint32_t stride = attend_stride(a->head_width);
+    struct softmax sums[ATTEND_QUERIES] = {0}, of_splits[ATTEND_QUERIES];
+    uint32_t stride = attend_stride(a->head_width), few = ATTEND_QUERIES / k->n_queries;
+    few = few < FEW ? few : FEW;
     load_queries(s, a, k);
-    for (uint32_t split = 0; split < k->n_splits && !is_cancelled(s); split++) {
-        run_split(s, a, k, split, of_split, s->room->part);
+    for (uint32_t split = 0; split < k->n_splits && !is_cancelled(s); split += few) {
+        uint32_t left = k->n_splits - split, n = left < few ? left : few;
+        for (uint32_t i = 0; i < n; i++)
+            run_split(s, a, k, split + i, of_splits + i * k->n_queries,
+                      s->room->part + (uint64_t)i * k->n_queries * stride);
         for (uint32_t q = 0; q < k->n_queries; q++)
-            combine(&sums[q], s->room->pv + (uint64_t)q * stride, of_split[q],
-                    s->room->part + (uint64_t)q * stride, a->head_width);
+            combine(&sums[q], s->room->pv + (uint64_t)q * stride, &of_splits[q],
+                    s->room->part + (uint64_t)q * stride, n, k->n_queries, a->head_width);
     }
     for (uint32_t q = 0; q < k->n_queries; q++)
         store_query(s, a, k, q, s->room->pv + (uint64_t)q * stride, sums[q].sum);
@@ -218,7 +238,16 @@ static void run_blocks(struct cpu_step *s, const struct op_attend *a, uint32_t r
 /* ---- splits shared out -------------------------------------------------------------------------
  */
 
-/* Splits of the blocks, as evenly as they come: thread t has those from total * t / threads on. */
+/* The thread that has a split of all blocks' `total`: thread t has those from total * t / threads
+ * on, rounded down. */
+static uint64_t thread_of(const struct cpu_step *s, uint64_t split, uint64_t total) {
+    return ((split + 1) * (uint64_t)s->threads - 1) / total;
+}
+
+static bool is_shared(const struct cpu_step *s, const struct block *k, uint64_t total) {
+    return thread_of(s, k->at, total) != thread_of(s, k->at + k->n_splits - 1, total);
+}
+
 static void run_splits(struct cpu_step *s, const struct op_attend *a, uint32_t rows,
                        uint64_t total) {
     uint64_t begin = total * (uint64_t)s->thread / (uint64_t)s->threads;
@@ -228,6 +257,10 @@ static void run_splits(struct cpu_step *s, const struct op_attend *a, uint32_t r
         const struct block *k = &b.now;
         if (k->at + k->n_splits <= begin || k->at >= end)
             continue;
+        if (!is_shared(s, k, total)) {
+            run_block(s, a, k);
+            continue;
+        }
         load_queries(s, a, k);
         for (uint32_t split = 0; split < k->n_splits && !is_cancelled(s); split++) {
             uint64_t part = k->part + (uint64_t)split * k->n_queries;
@@ -237,45 +270,26 @@ static void run_splits(struct cpu_step *s, const struct op_attend *a, uint32_t r
     }
 }
 
-/* A query's parts in the order of the splits, as `combine` does it. A few at a time: their maxima
- * are known, so that one vector has the exponentials of all, and sums need not wait for them. */
+/* A query's parts in the order of the splits. */
 static void combine_query(struct cpu_step *s, const struct op_attend *a, const struct block *k,
                           uint32_t q) {
-    enum { FEW = 8 };
-    uint32_t width = a->head_width, stride = attend_stride(width);
-    uint64_t part = k->part + q;
-    struct softmax sum = s->b->part_sums[part]; /* every query sees something of the first split */
-    float *pv = s->room->pv;
-    memcpy(pv, s->b->parts + part * stride, width * sizeof *pv);
-    for (uint32_t split = 1; split < k->n_splits; split += FEW) {
-        uint32_t n = k->n_splits - split < FEW ? k->n_splits - split : FEW;
-        float factors[2 * FEW] = {0};
-        for (uint32_t i = 0; i < n; i++) {
-            struct softmax other = s->b->part_sums[part + (uint64_t)(split + i) * k->n_queries];
-            float max = other.sum != 0 && other.max > sum.max ? other.max : sum.max;
-            factors[2 * i] = sum.max - max;
-            factors[2 * i + 1] = other.max - max;
-            sum.max = max;
-        }
-        row_exp(factors, 0, 2 * FEW);
-        for (uint32_t i = 0; i < n; i++) {
-            uint64_t at = part + (uint64_t)(split + i) * k->n_queries;
-            float ours = factors[2 * i], theirs = factors[2 * i + 1];
-            if (s->b->part_sums[at].sum == 0)
-                continue;
-            row_mix(pv, ours, s->b->parts + at * stride, theirs, width);
-            sum.sum = sum.sum * ours + s->b->part_sums[at].sum * theirs;
-        }
+    uint32_t stride = attend_stride(a->head_width);
+    struct softmax sum = {0};
+    for (uint32_t split = 0; split < k->n_splits; split += FEW) {
+        uint32_t left = k->n_splits - split, n = left < FEW ? left : FEW;
+        uint64_t part = k->part + (uint64_t)split * k->n_queries + q;
+        combine(&sum, s->room->pv, s->b->part_sums + part, s->b->parts + part * stride, n,
+                k->n_queries, a->head_width);
     }
-    store_query(s, a, k, q, pv, sum.sum);
+    store_query(s, a, k, q, s->room->pv, sum.sum);
 }
 
-static void combine_parts(struct cpu_step *s, const struct op_attend *a, uint32_t rows) {
-    struct share share = share_of(s, s->io->n_rows * a->heads, 1);
-    uint32_t at = 0;
+static void combine_parts(struct cpu_step *s, const struct op_attend *a, uint32_t rows,
+                          uint64_t total) {
+    uint32_t dealt = 0;
     for (struct blocks b = {.rows = rows}; next_block(s, a, &b) && !is_cancelled(s);)
-        for (uint32_t q = 0; q < b.now.n_queries; q++, at++)
-            if (at >= share.begin && at < share.end)
+        for (uint32_t q = 0; is_shared(s, &b.now, total) && q < b.now.n_queries; q++)
+            if (dealt++ % (uint32_t)s->threads == (uint32_t)s->thread)
                 combine_query(s, a, &b.now, q);
 }
 
@@ -296,7 +310,7 @@ void cpu_attend(struct cpu_step *s) {
     if (s->threads > 1 && n_blocks < enough && parts <= s->b->n_parts) {
         run_splits(s, a, most, splits);
         barrier(s);
-        combine_parts(s, a, most);
+        combine_parts(s, a, most, splits);
         return;
     }
     uint32_t rows = s->io->n_rows * a->kv_heads / enough;
