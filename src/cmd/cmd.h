@@ -42,6 +42,11 @@ enum { MAX_TOKENS = 1 << 24 };
 
 /* OPTS_GO_ON, or the exit status after one line when an option's value is outside its range. */
 int check_range(const char *verb, const char *option, int value, int min, int max);
+/* The file type of that name, which must be one that can be written. `what` names it in errors.
+ * OPTS_GO_ON, or the exit status after one line. */
+struct mixture;
+int find_written_type(const char *verb, const char *what, const char *name,
+                      const struct mixture **out);
 
 /* For qsort: the smallest first. */
 int compare_doubles(const void *a, const void *b);

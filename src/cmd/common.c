@@ -12,6 +12,7 @@
 #include "cmd/cmd.h"
 #include "file/folder.h"
 #include "file/gguf.h"
+#include "model/mixture.h"
 
 #define SHIPPED_MODEL "stories-27m-q4_k_m.gguf"
 
@@ -262,6 +263,18 @@ int check_range(const char *verb, const char *option, int value, int min, int ma
     if (value >= min && value <= max)
         return OPTS_GO_ON;
     return complain(EXIT_USAGE, "%s: %s is %d, expected %d to %d", verb, option, value, min, max);
+}
+
+int find_written_type(const char *verb, const char *what, const char *name,
+                      const struct mixture **out) {
+    *out = mixture_find(name);
+    if (!*out)
+        return complain(EXIT_USAGE, "%s: %s is '%s', expected one of %s", verb, what, name,
+                        mixture_names());
+    if (!mixture_is_written(*out))
+        return complain(EXIT_USAGE, "%s: %s can be read but not written; expected one of %s", verb,
+                        mixture_name(*out), mixture_names());
+    return OPTS_GO_ON;
 }
 
 int compare_doubles(const void *a, const void *b) {

@@ -211,15 +211,11 @@ int cmd_convert(int argc, char **argv) {
         exit = output_check_binary("convert", words[1]);
     if (exit != OPTS_GO_ON)
         return exit;
-    const struct mixture *mixture = type ? mixture_find(type) : NULL;
-    if (type && !mixture)
-        return complain(EXIT_USAGE, "convert: --type is '%s', expected one of %s", type,
-                        mixture_names());
-    if (mixture && !mixture_is_written(mixture))
-        return complain(EXIT_USAGE, "convert: %s can be read but not written; expected one of %s",
-                        mixture_name(mixture), mixture_names());
-    if (threads < 0 || threads > 1024)
-        return complain(EXIT_USAGE, "convert: --threads is %d, expected 0 to 1024", threads);
+    const struct mixture *mixture = NULL;
+    if (type && (exit = find_written_type("convert", "--type", type, &mixture)) != OPTS_GO_ON)
+        return exit;
+    if ((exit = check_range("convert", "--threads", threads, 0, 1024)) != OPTS_GO_ON)
+        return exit;
     threads = threads ? threads : cpu_count();
     struct err err = {0};
     return convert(words[0], words[1], mixture, threads, !no_mtp, name, &err) ? fail(&err) : 0;

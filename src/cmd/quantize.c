@@ -270,15 +270,10 @@ int cmd_quantize(int argc, char **argv) {
         exit = output_check_binary("quantize", words[1]);
     if (exit != OPTS_GO_ON)
         return exit;
-    struct job j = {.mixture = mixture_find(words[2])};
-    if (!j.mixture)
-        return complain(EXIT_USAGE, "quantize: type is '%s', expected one of %s", words[2],
-                        mixture_names());
-    if (!mixture_is_written(j.mixture))
-        return complain(EXIT_USAGE, "quantize: %s can be read but not written; expected one of %s",
-                        mixture_name(j.mixture), mixture_names());
-    if (threads < 0 || threads > 1024)
-        return complain(EXIT_USAGE, "quantize: --threads is %d, expected 0 to 1024", threads);
+    struct job j = {0};
+    if ((exit = find_written_type("quantize", "type", words[2], &j.mixture)) != OPTS_GO_ON ||
+        (exit = check_range("quantize", "--threads", threads, 0, 1024)) != OPTS_GO_ON)
+        return exit;
     threads = threads ? threads : cpu_count();
     struct err err = {0};
     struct gguf *in = NULL;
