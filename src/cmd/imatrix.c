@@ -5,7 +5,6 @@
  * with BOS has it in place of a window's first token. */
 #include "model/imatrix.h"
 
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -223,12 +222,8 @@ int cmd_imatrix(int argc, char **argv) {
     if (c.common.backend && strcmp(c.common.backend, "auto") && strcmp(c.common.backend, "cpu"))
         return complain(EXIT_USAGE, "imatrix: --backend is '%s', expected cpu", c.common.backend);
     c.common.backend = "cpu";
-    if ((exit = output_check_binary("imatrix", c.out)) != OPTS_GO_ON)
-        return exit;
-    if ((exit = check_range("imatrix", "--window", c.window, 2, INT_MAX)) != OPTS_GO_ON ||
-        (exit = check_range("imatrix", "--windows", c.max_windows, 0, INT_MAX)) != OPTS_GO_ON ||
-        (context &&
-         (exit = check_range("imatrix", "--context", context, c.window, INT_MAX)) != OPTS_GO_ON))
+    if ((exit = output_check_binary("imatrix", c.out)) != OPTS_GO_ON ||
+        (exit = common_check_windows("imatrix", c.window, c.max_windows, context)) != OPTS_GO_ON)
         return exit;
     exit = common_open_model(&c.common, &c.model);
     if (!exit)

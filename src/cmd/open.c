@@ -391,6 +391,15 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
     return fail(&err);
 }
 
+int common_check_windows(const char *verb, int window, int max, int context) {
+    int exit = check_range(verb, "--window", window, 2, INT_MAX);
+    if (exit == OPTS_GO_ON)
+        exit = check_range(verb, "--windows", max, 0, INT_MAX);
+    if (exit == OPTS_GO_ON && context)
+        exit = check_range(verb, "--context", context, window, INT_MAX);
+    return exit;
+}
+
 size_t common_count_windows(const struct ids *ids, int window, int max) {
     size_t n = ids->len / (size_t)window;
     return max && (size_t)max < n ? (size_t)max : n;

@@ -72,6 +72,9 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
 /* A whole text as tokens, without BOS; "-" is standard input. Fewer than a window of them are an
  * error. */
 int common_encode_file(const sluice_model *model, const char *path, size_t window, struct ids *out);
+/* Checks --window, --windows and, if not 0, --context. OPTS_GO_ON, or the exit status after one
+ * line. */
+int common_check_windows(const char *verb, int window, int max, int context);
 /* Windows of a text, at most `max`; 0: all. An incomplete one at the end is dropped. */
 size_t common_count_windows(const struct ids *ids, int window, int max);
 /* Calls `on` with each of them, under a bar of that label; ends with the first exit status that is

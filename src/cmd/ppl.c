@@ -3,7 +3,6 @@
  * The whole text as tokens, without BOS, cut into windows; an incomplete one at the end is dropped.
  * Each window begins with an empty sequence, and its tokens from the second on are scored: nll is
  * the mean of -log p. */
-#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -94,10 +93,8 @@ int cmd_ppl(int argc, char **argv) {
         return exit;
     if (!p.file)
         return complain(EXIT_USAGE, "ppl: -f TEXT is missing");
-    if ((exit = check_range("ppl", "--window", p.window, 2, INT_MAX)) != OPTS_GO_ON ||
-        (exit = check_range("ppl", "--windows", p.max_windows, 0, INT_MAX)) != OPTS_GO_ON ||
-        (context &&
-         (exit = check_range("ppl", "--context", context, p.window, INT_MAX)) != OPTS_GO_ON))
+    exit = common_check_windows("ppl", p.window, p.max_windows, context);
+    if (exit != OPTS_GO_ON)
         return exit;
     exit = common_open_model(&p.common, &p.model);
     if (!exit)
