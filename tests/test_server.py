@@ -1707,6 +1707,10 @@ def test_command_lines_that_are_wrong():
             assert len(p.stderr.splitlines()) == 1, p.stderr  # before the model is loaded
     p = subprocess.run([SLUICE, "serve", "-m", str(SHIPPED), "--port", "0"], stderr=subprocess.PIPE, timeout=5, env={**os.environ, "SLUICE_API_KEY": ""})
     assert p.returncode == 2 and b"SLUICE_API_KEY is '', expected a text" in p.stderr, p.stderr
+    for key in ("secret\n", " secret", "secret ", "sec\tret", "sec\rret"):  # the first is what a file has that was read with its end
+        for args, env in ((["--api-key", key], {}), ([], {"SLUICE_API_KEY": key})):
+            p = subprocess.run([SLUICE, "serve", "-m", str(SHIPPED), "--port", "0", *args], stderr=subprocess.PIPE, timeout=PATIENCE, env={**os.environ, **env})
+            assert p.returncode == 2 and b"no client can send" in p.stderr and b"sec" not in p.stderr, (key, p.stderr)
     for origin in ("*", "http://[::1]:3000", "app://obsidian.md", "https://a.example:8443"):
         with own("--cors", origin) as s:
             headers = s.request("GET", "/v1/models", headers={"Origin": origin if origin != "*" else "http://any.example"})[1]

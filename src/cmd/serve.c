@@ -92,7 +92,6 @@ static int check(struct serve *s) {
     const struct {
         const char *name, *value, *expected;
     } texts[] = {
-        {"--api-key", s->server.api_key, "a text"},
         {"--host", s->host, "an address"},
         {"--unix", s->server.unix_path, "a path"},
         {"--name", s->name, "a name"},
@@ -105,6 +104,26 @@ static int check(struct serve *s) {
         if (strcmp(s->cors.at[i], "*") != 0 && !is_origin(s->cors.at[i]))
             return complain(EXIT_USAGE, "serve: --cors is '%s', expected scheme://host[:port] or *",
                             s->cors.at[i]);
+    return OPTS_GO_ON;
+}
+
+/* The one of the command line, or of the environment. A header's value has no control characters,
+ * and blanks around it are not part of it: with such a key every client would be refused. */
+static int choose_key(struct serve *s) {
+    const char *name = s->server.api_key ? "--api-key" : "SLUICE_API_KEY";
+    const char *key = s->server.api_key ? s->server.api_key : getenv("SLUICE_API_KEY");
+    size_t n = key ? strlen(key) : 0;
+    if (key && n == 0)
+        return complain(EXIT_USAGE, "serve: %s is '', expected a text", name);
+    bool is_good = n == 0 || (key[0] != ' ' && key[n - 1] != ' ');
+    for (size_t i = 0; i < n; i++)
+        is_good &= (unsigned char)key[i] >= ' ' && key[i] != 0x7f;
+    if (!is_good)
+        return complain(EXIT_USAGE,
+                        "serve: %s is a key that no client can send, expected one without line "
+                        "ends, control characters and blanks around it",
+                        name);
+    s->server.api_key = key;
     return OPTS_GO_ON;
 }
 
@@ -361,10 +380,9 @@ int cmd_serve(int argc, char **argv) {
     int exit = parse(&s, argc, argv);
     if (exit != OPTS_GO_ON)
         return exit;
-    const char *key = getenv("SLUICE_API_KEY");
-    if (!s.server.api_key && key && !*key)
-        return complain(EXIT_USAGE, "serve: SLUICE_API_KEY is '', expected a text");
-    s.server.api_key = s.server.api_key ? s.server.api_key : key;
+    exit = choose_key(&s);
+    if (exit != OPTS_GO_ON)
+        return exit;
     s.server.host = s.host ? s.host : s.server.host;
     s.server.port = s.port == NOT_GIVEN ? s.server.port : s.port;
     s.server.inherited_fd = inherited_socket();
