@@ -254,6 +254,50 @@ def check_hostile_text(p):
     p.shot("markdown")
 
 
+RICH = """مرحبا بالعالم! هذا نص
+
+- البند الأول
+- البند الثاني
+
+1. First
+
+   more of it
+2. Second
+
+- [ ] open
+- [x] done
+
+| Sprache | Größe | Zahl |
+|:--------|:-----:|-----:|
+| a long cell with many words in it, so that the others are narrow, and then some more words | Größenordnung<br>zwei | 3,456 |
+
+![A fox](https://example.com/fox.png) and x<br/>y <bramble>
+"""
+
+
+def check_rich_text(p):
+    nodes = {"root": {"id": "root", "parent": None, "role": "root", "content": "", "children": ["u"], "pick": "u"},
+             "u": {"id": "u", "parent": "root", "role": "user", "content": "שלום עולם?", "children": ["a"], "pick": "a"},
+             "a": {"id": "a", "parent": "u", "role": "assistant", "content": RICH, "children": [], "pick": None}}
+    p.js("localStorage['sluice.chat.r'] = arguments[0]; localStorage['sluice.current'] = 'r'",
+         json.dumps({"id": "r", "title": "Rich", "at": 9e15, "settings": {}, "nodes": nodes}))
+    p.d.refresh()
+    p.wait("the conversation is shown", lambda: p.all("article.assistant .md table"))
+    direction = lambda css: p.js("return getComputedStyle(document.querySelector(arguments[0])).direction", css)
+    assert [direction(c) for c in (".user .plain", ".md p", ".md ul", ".md ol", ".md th")] == ["rtl", "rtl", "rtl", "ltr", "ltr"]
+    assert p.js("return document.getElementById('input').dir") == "auto"
+    # a list of another kind is another list
+    assert [len(e.find_elements(By.CSS_SELECTOR, ":scope > li")) for e in p.all(".md > ul, .md > ol")] == [2, 2, 2]
+    assert [e.text for e in p.all(".md > ul:nth-of-type(2) > li")] == ["☐ open", "☑ done"]
+    assert [p.js("return getComputedStyle(arguments[0]).textAlign", e) for e in p.all(".md td")] == ["left", "center", "right"]
+    # no word is broken: the cells' lines are as high as their texts have lines
+    assert [e.text for e in p.all(".md td")][1:] == ["Größenordnung\nzwei", "3,456"]
+    assert p.js("const r = document.createRange(); r.selectNodeContents(document.querySelectorAll('.md td')[2]); return r.getClientRects().length") == 1
+    assert p.one(".md > p:last-child").text == "A fox and x\ny <bramble>" and not p.all(".md img")
+    p.shot("rich")
+    p.js("localStorage.removeItem('sluice.chat.r')")
+
+
 def check_costly_text(p):
     """A text that a model gets lost in is shown at once: what took the square of its length, or the cube, would take hours here."""
     long = 200_000
@@ -371,7 +415,7 @@ def main():
         p = Page(driver)
         driver.get(s.address)
         p.wait("the page starts", lambda: p.all(".welcome"))
-        for check in (check_chat, check_stop, check_branches, check_plan, check_reload, check_list, check_two_tabs, check_hostile_text, check_costly_text, check_names, check_phone):
+        for check in (check_chat, check_stop, check_branches, check_plan, check_reload, check_list, check_two_tabs, check_rich_text, check_hostile_text, check_costly_text, check_names, check_phone):
             running = check.__name__
             check(p)
             p.check_log()

@@ -309,6 +309,7 @@ function drawMessage(c, node) {
   article.setAttribute("aria-label", node.role === "user" ? "You" : "Answer");
   if (node.role === "assistant") {
     parts.thought = make("details", "thinking", make("summary", "", "Thinking"), make("div", "text"));
+    parts.thought.lastChild.dir = "auto";
     parts.text = make("div", "md");
     parts.error = make("p", "error");
     parts.error.setAttribute("role", "alert");
@@ -322,6 +323,7 @@ function drawMessage(c, node) {
     bar.append(stats);
   } else {
     parts.text = make("div", "plain", node.content);
+    parts.text.dir = "auto";
     body.append(parts.text);
     const edit = button("edit", "Edit as a new branch", () => drawEditor(c, node, parts));
     edit.disabled = isBusy;
@@ -372,6 +374,7 @@ function drawEditor(c, node, parts) {
   };
   const yes = make("button", "primary", "Send as a branch"), no = make("button", "", "Cancel");
   area.value = node.content;
+  area.dir = "auto";
   area.setAttribute("aria-label", "Edit the message");
   yes.addEventListener("click", send);
   no.addEventListener("click", close);
@@ -466,6 +469,7 @@ function drawList() {
   const sorted = [...chats.values()].sort((a, b) => b.at - a.at);
   $("chats").replaceChildren(...sorted.map((c) => {
     const open = make("button", "open", c.title || "New chat");
+    open.dir = "auto";
     open.addEventListener("click", () => { openChat(c); closeSidebar(); });
     const item = make("li", "", open, button("edit", `Rename ${c.title}`, () => rename(c, item)), button("trash", `Delete ${c.title}`, () => remove(c)));
     if (c === chat) { item.className = "current"; open.setAttribute("aria-current", "page"); }

@@ -72,6 +72,11 @@ function element(text, i, depth, inLink, open) {
     inline(inner, text.slice(run, end), depth + 1, inLink);
     return [outer, end + mark.length];
   }
+  if (c === "<") {
+    const found = /^<br ?\/?>/i.exec(text.slice(i, i + 6));
+    return found ? [make("br"), i + found[0].length] : null;
+  }
+  if (c === "!" && text[i + 1] === "[") return element(text, i + 1, depth, inLink, open); // a picture is a link to it
   if (c === "[" && !inLink) {
     if (!text.slice(i, i + 1004).includes("](")) return null;
     const found = /^\[([^\[\]]{1,1000})\]\(\s*<?([^\s()<>]*(?:\([^\s()<>]*\)[^\s()<>]*)*)>?(?:\s+"[^"]{0,500}")?\s*\)/.exec(text.slice(i, i + 4000));
@@ -96,7 +101,7 @@ function inline(into, text, depth = 0, inLink = false) {
       i += 2;
       continue;
     }
-    const found = depth < MAX_DEPTH && "`*_~[h".includes(c) ? element(text, i, depth, inLink, open) : null;
+    const found = depth < MAX_DEPTH && "`*_~[!<h".includes(c) ? element(text, i, depth, inLink, open) : null;
     if (found) {
       into.append(plain, found[0]);
       plain = "";
@@ -121,6 +126,7 @@ const RULE = /^ {0,3}([-*_])\s*(?:\1\s*){2,}$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(\s+|$)(.*)$/s;
 const QUOTE = /^ {0,3}> ?(.*)$/s;
 
+const isOrdered = (line) => /^\s*\d/.test(line);
 const indent = (line) => /^\s*/.exec(line)[0].replace(/\t/g, "    ").length;
 const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((s) => s.trim());
 const isRuled = (line) => cells(line).every((s) => /^:?-+:?$/.test(s)); // between a table's head and its rows
@@ -166,9 +172,11 @@ function split(lines) {
       while (i < lines.length && QUOTE.test(lines[i])) inner.push(QUOTE.exec(lines[i++])[1]);
       blocks.push({ kind: "quote", lines: inner });
     } else if (ITEM.test(line)) {
+      // An item of the other kind begins another list, unless it is further in.
+      const isInside = (l) => indent(l) > indent(line) || (ITEM.test(l) && isOrdered(l) === isOrdered(line));
       let end = i + 1;
-      while (end < lines.length && (ITEM.test(lines[end]) && !RULE.test(lines[end]) || indent(lines[end]) > indent(line) ||
-             (/^\s*$/.test(lines[end]) && end + 1 < lines.length && (ITEM.test(lines[end + 1]) || indent(lines[end + 1]) > indent(line))))) end++;
+      while (end < lines.length && (/^\s*$/.test(lines[end]) ? end + 1 < lines.length && isInside(lines[end + 1])
+                                                             : isInside(lines[end]) && !RULE.test(lines[end]))) end++;
       blocks.push({ kind: "list", lines: lines.slice(i, end) });
       i = end;
     } else if (line.includes("|") && i + 1 < lines.length && isRuled(lines[i + 1]) && cells(line).length === cells(lines[i + 1]).length) {
@@ -187,6 +195,14 @@ function split(lines) {
   return blocks;
 }
 
+// An element for this text, which may run from right to left: as its first letter does. (dir="auto" looks at all of
+// the text again with each element that is added.)
+function made(tag, text) {
+  const e = make(tag), letter = /\p{L}/u.exec(text);
+  if (letter && /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]/.test(letter[0])) e.dir = "rtl";
+  return e;
+}
+
 function codeBlock({ language, lines }) {
   const text = lines.join("\n");
   const copy = make("button", "copy", "Copy");
@@ -202,14 +218,12 @@ function codeBlock({ language, lines }) {
 }
 
 function list(lines, depth) {
-  const first = ITEM.exec(lines[0]);
-  const isOrdered = /\d/.test(first[2]);
-  const out = make(isOrdered ? "ol" : "ul");
-  if (isOrdered) out.start = parseInt(first[2], 10);
+  const out = made(isOrdered(lines[0]) ? "ol" : "ul", lines[0]);
+  if (isOrdered(lines[0])) out.start = parseInt(lines[0], 10);
   const base = indent(lines[0]);
   for (let i = 0; i < lines.length;) {
     const found = ITEM.exec(lines[i]);
-    const inner = [found ? found[4] : lines[i].trim()];
+    const inner = [(found ? found[4] : lines[i].trim()).replace(/^\[([ xX])\](?=\s)/, (_, mark) => (mark === " " ? "☐" : "☑"))];
     const least = base + (found ? found[2].length : 0) + 1;
     for (i++; i < lines.length && !(ITEM.test(lines[i]) && indent(lines[i]) < Math.min(least, base + 2)); i++)
       inner.push(lines[i].replace(/\t/g, "    ").slice(Math.min(least, indent(lines[i]))));
@@ -225,9 +239,14 @@ function list(lines, depth) {
 
 // Parts are appended one by one: a call does not take hundreds of thousands of arguments.
 function table(lines) {
+  const sides = cells(lines[1]).map((s) => (!s.endsWith(":") ? "" : s.startsWith(":") ? "center" : "right"));
   const row = (line, tag) => {
     const out = make("tr");
-    for (const text of cells(line)) inline(out.appendChild(make(tag)), text);
+    cells(line).forEach((text, i) => {
+      const cell = out.appendChild(made(tag, text));
+      if (sides[i]) cell.className = sides[i];
+      inline(cell, text);
+    });
     return out;
   };
   const body = make("tbody");
@@ -241,7 +260,7 @@ function block(b, depth) {
   if (b.kind === "hr") return make("hr");
   if (b.kind === "list") return list(b.lines, depth);
   if (b.kind === "table") return table(b.lines);
-  const out = make(b.kind === "quote" ? "blockquote" : b.kind);
+  const out = b.kind === "quote" ? make("blockquote") : made(b.kind, b.lines.join("\n"));
   if (b.kind === "quote") {
     for (const inner of split(b.lines)) out.append(block(inner, depth + 1));
     return out;
