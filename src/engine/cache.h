@@ -46,7 +46,7 @@ struct entry {
     bool is_due;                         /* listed to be written to disk */
     bool is_fetched; /* prefetched from disk into host memory, for a load to come */
     bool is_copied;  /* was copied to the tiers below since its last use, and may have been evicted
-                        there */
+                      * there */
     /* What it is worth keeping: see worth() in cache.c. */
     uint32_t uses;
     double since, priority;

@@ -99,8 +99,7 @@ struct sluice_engine {
     uint32_t n_ends;
     struct sluice_seq *handles; /* (n_seqs + SPARE_HANDLES) */
     struct sluice_seq **seqs;   /* (n_seqs) the handle of an open slot */
-    uint32_t
-        *masks; /* (n_seqs, 2, mask_words): the mask, and the tokens after which it stays valid */
+    uint32_t *masks; /* (n_seqs, 2, mask_words): the mask; tokens after which it stays valid */
     uint32_t mask_words;
     uint64_t n_closed;
     /* The running or last step. */

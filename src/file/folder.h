@@ -19,8 +19,7 @@ struct folder {
     json_t *generation; /* objects, or NULL when the file is absent */
     json_t *tokenizer;
     json_t *tokenizer_config;
-    struct str
-        chat_template; /* from chat_template.jinja, else tokenizer_config; UTF-8; empty: none */
+    struct str chat_template; /* from chat_template.jinja, else tokenizer_config; empty: none */
 };
 
 /* True when path is a directory. */

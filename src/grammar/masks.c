@@ -26,7 +26,7 @@ enum {
     EXACT_ROUNDS = 8, /* rounds left, below which a loop's count is not rounded */
     N_UNIONS = 1024,
     N_SIZES = 5, /* classes of parts that lead to a node, by how many exits they have: 16, 256, 4096
-                    ... */
+                  * ... */
     VISITS_A_STEP = 2, /* nodes of the trie that cost as much as a step of settling */
     STATE_STEPS = 12,  /* cost of a byte that is new in a state, besides its threads */
     UNKNOWN = 0,
@@ -58,7 +58,7 @@ struct part {
     uint8_t plain;      /* it also has all texts of up to so many plain characters */
     bool is_char;       /* all plain characters are exits: char_nodes too */
     uint32_t from, via; /* the part whose exits it continues from, and by which node of the cache,
-                           or JOINED and the other part; 0: the first of a chain */
+                         * or JOINED and the other part; 0: the first of a chain */
     uint32_t mask;      /* the last mask that it was added to */
     uint32_t same;      /* of two joined parts, the one that has all exits of both; 0: neither */
 };

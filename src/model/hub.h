@@ -50,7 +50,7 @@ struct hub_tensor {
     const struct tensor **sources; /* n_sources of them: 1, or one per expert; NULL: `values` */
     uint32_t n_sources;
     uint64_t skip_rows, take_rows; /* of each matrix of the source, the rows that are ours; take
-                                      0: all */
+                                    * 0: all */
     enum hub_order order;
     enum hub_change change;
     const float *values; /* a tensor that no file holds, made here */

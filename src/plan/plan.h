@@ -196,7 +196,7 @@ struct plan {
     uint32_t max_rows, max_outputs; /* R and O */
     uint32_t n_vocab, n_taps, tap_width;
     struct operand pages; /* (S, pages per sequence) i32 in STATE: the page table that all attention
-                             layers share; none: the plan has no attention */
+                           * layers share; none: the plan has no attention */
     struct io_layout io;
     uint64_t bytes[REGION_COUNT]; /* what the plan needs of each region */
     struct builder *builder;      /* of build.c, unused after plan_finish */

@@ -887,8 +887,7 @@ static void take_all(struct sched *s, struct answer *a, double now) {
     for (; a->n_fed < n; a->n_fed++) {
         if (!take(s, a, tokens[a->n_fed], NULL, now))
             return;
-        if (!a->has_mask &&
-            mask_of(a)) { /* with a mask the burst ended where it stopped being valid */
+        if (!a->has_mask && mask_of(a)) { /* a mask it has ends the burst itself */
             drop_rest(s, a);
             return;
         }

@@ -68,7 +68,7 @@ struct sched_report {
     uint32_t n_new;            /* tokens handed out */
     uint32_t n_read;           /* tokens that the engine processed for it, repeated ones included */
     struct sluice_reuse reuse; /* at its first start: what was found in the cache, and why not more;
-                                  of answers that share a prompt: what the first has processed */
+                                * of answers that share a prompt: what the first has processed */
     uint32_t n_drafted, n_kept; /* tokens that were drafted, and those of them that were right */
     uint32_t times_preempted;
     uint32_t steps;       /* of the engine, from its first start to its end */
@@ -110,18 +110,17 @@ struct sched_request {
     uint32_t max_tokens; /* new tokens of an answer, at least 1 */
     uint32_t answers;    /* of the prompt, which is processed once for all of them; 0 means 1 */
     uint64_t age;        /* 0: a new one. Else that of an answer that has ended and that this one
-                            continues: it keeps its place in the queue */
+                          * continues: it keeps its place in the queue */
     struct sluice_sampling sampling; /* answer i is sampled with seed + i */
     const int32_t *ends;             /* tokens that end an answer; NULL: sluice_token_is_end */
     size_t n_ends;                   /* 0 and ends not NULL: none does */
-    uint32_t
-        marks[SCHED_MARKS]; /* tokens of the prompt, fewer than all, after which other requests may
-                               continue: snapshots are kept there as at the ends of turns */
-    uint32_t n_marks;
+    /* Tokens of the prompt, fewer than all, after which other requests may continue: snapshots are
+     * kept there as at the ends of turns. */
+    uint32_t marks[SCHED_MARKS], n_marks;
     bool wants_logits; /* with every token; then there are no bursts */
     unsigned reads;    /* what on_rows gets: SLUICE_WANT_HIDDEN, of the prompt's last token, or
-                          SLUICE_WANT_ALL_LOGITS, SLUICE_WANT_ALL_HIDDEN: of all, which are then
-                          processed even if cached; 0: nothing */
+                        * SLUICE_WANT_ALL_LOGITS, SLUICE_WANT_ALL_HIDDEN: of all, which are then
+                        * processed even if cached; 0: nothing */
     sched_rows_fn *on_rows;
     sched_token_fn *on_token;
     sched_mask_fn *on_mask;   /* NULL: every token may come, always */
@@ -174,7 +173,7 @@ struct sched_counters {
     uint64_t drafted, drafts_kept;       /* tokens, as in the reports */
     uint64_t preempted;                  /* preemptions */
     uint64_t reused; /* tokens that starting answers found in the cache, also after preemption; the
-                        sum of: */
+                      * sum of: */
     uint64_t device, host, disk; /* by where they were */
     double engine_seconds;       /* in the engine's steps */
     double own_seconds;          /* in sched_step outside the engine, callbacks included */

@@ -23,7 +23,7 @@ struct job_prompt {
     const int32_t *tokens;
     size_t n;
     struct job_logprobs **logprobs; /* (n) of all its tokens but the first, set before its first
-                                       answer begins; NULL: not wanted */
+                                     * answer begins; NULL: not wanted */
 };
 
 /* Log probabilities of a token and of the likeliest, best first. */
@@ -67,7 +67,7 @@ struct job {
     uint32_t n_prompts, answers, max_tokens;
     struct sluice_sampling sampling; /* choice i: seed + i */
     int n_top;         /* how many of the likeliest tokens to report with each; below 0: no log
-                          probabilities */
+                        * probabilities */
     bool ignores_ends; /* no token ends an answer */
     struct job_thinking thinking;
     float *hidden;               /* (n_prompts, width) gets the pooled hidden state of each
@@ -87,10 +87,8 @@ struct job {
     char error[200];
     struct job_end *ends; /* one per choice; valid after its JOB_END */
 
-    atomic_uint
-        n_cached; /* prompt tokens found in the cache, of the prompts whose answers have begun */
-    atomic_bool
-        *is_enough; /* one per choice; any thread may set it: the choice ends with its next token */
+    atomic_uint n_cached;   /* prompt tokens found in the cache, once an answer has begun */
+    atomic_bool *is_enough; /* one per choice; set by any thread: it ends with its next token */
 
     /* The worker's own. */
     atomic_bool is_cancelled;
@@ -98,12 +96,10 @@ struct job {
     struct job *next, *previous;
     struct job_choice *choices;
     uint32_t n_choices, n_left;
-    uint32_t n_started; /* prompts that the scheduler has or had */
-    uint32_t
-        n_slots; /* answers that count against the limit: those of the prompts that run or wait */
-    uint64_t
-        *requests; /* of the scheduler, 0: none; one per prompt, one per choice that continues */
-    uint32_t n_followed;          /* answers with an open grammar: those of the prompts that run */
+    uint32_t n_started;  /* prompts that the scheduler has or had */
+    uint32_t n_slots;    /* answers that count against the limit, of prompts that run or wait */
+    uint64_t *requests;  /* of the scheduler, 0: none; per prompt, and per choice that continues */
+    uint32_t n_followed; /* answers with an open grammar: those of the prompts that run */
     struct matcher_budget budget; /* for the grammars of all its answers */
     bool is_touched;
 };

@@ -44,8 +44,7 @@ struct chat_request {
     bool with_generation_prompt; /* end where the assistant's answer begins */
     enum chat_thinking thinking; /* sets enable_thinking, or leaves it unset */
     const struct tm *now;        /* for templates that tell the date; NULL: the local time */
-    const atomic_bool
-        *cancel; /* any thread may set it: stop with SLUICE_ERR_CANCELLED; NULL: none */
+    const atomic_bool *cancel;   /* set by any thread: stop, SLUICE_ERR_CANCELLED; NULL: none */
 };
 
 /* Appends the text; on error *out is unchanged. A conversation that the template rejects gives
