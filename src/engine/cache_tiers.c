@@ -337,7 +337,7 @@ void cache_detach(struct cache *c) {
     while (c->lower.host && host_tier_wait_any(c->lower.host))
         continue;
     for (uint32_t e = 1; c->lower.disk && e < c->n_fresh; e++)
-        if (is_wanted_on_disk(c, e))
+        if (is_only_here(c, e) && is_wanted_on_disk(c, e))
             spill(c, e, true);
     c->lower = (struct cache_lower){0};
 }
