@@ -1511,6 +1511,15 @@ def test_paths_and_methods():
         assert headers["Allow"] == (None if status != 405 else "POST" if path.startswith("/v1/chat") else "GET, HEAD"), (path, headers)
     assert s.request("PUT", "/v1/snapshots/x")[1]["Allow"] == "GET, HEAD, DELETE" and s.request("PUT", "/v1/plan")[1]["Allow"] == "GET, HEAD, POST"
     assert "takes GET, HEAD, not PUT" in s.request("PUT", "/health")[2]["error"]["message"]
+    # a base URL without /v1, as llama.cpp's server takes it; what it has under other names is said
+    assert s.chat(path="/chat/completions")["object"] == "chat.completion" and s.request("GET", "/models")[0] == 200
+    assert s.request("POST", "/completions", {"prompt": "The fox", "max_tokens": 2})[0] == s.request("POST", "/embeddings", {"input": "fox"})[0] == 200
+    for path, words in (("/completion", "use /v1/completions"), ("/props", "use /v1/models"), ("/v1", "use /v1/models"),
+                        ("/api/pull", "the model is the one that the server was started with")):
+        status, _, body = s.request("POST", path, {})
+        message = body["error"] if path.startswith("/api") else body["error"]["message"]
+        assert status == 404 and message.startswith(f"there is no {path}: ") and words in message, body
+    assert s.request("GET", "/nothing")[2]["error"]["message"] == "there is no /nothing"
 
 
 def test_plan():
@@ -1639,6 +1648,8 @@ def test_pages_elsewhere_cannot_use_it():
         assert status_found == status, (headers, status_found)
         assert "Access-Control-Allow-Origin" not in answer_headers
     with own("--cors", "https://good.example", "--allow-host", "proxy.example", "--prefix", "/llm") as s:
+        status, _, body = s.request("GET", "/v1/models")  # a proxy that takes the prefix away
+        assert status == 404 and body["error"]["message"] == "there is no /v1/models: all paths begin with /llm", body
         status, headers, _ = s.request("OPTIONS", "/llm/v1/chat/completions",
                                        headers={"Origin": "https://good.example", "Access-Control-Request-Headers": "x-mine"})
         assert status == 204 and headers["Access-Control-Allow-Origin"] == "https://good.example", headers

@@ -46,6 +46,27 @@ const struct route *route_find(const char *method, const char *path, char allowe
     return NULL;
 }
 
+const char *route_hint(const char *path) {
+    static const char no_store[] = "the model is the one that the server was started with";
+    static const char *const hints[][2] = {
+        {"/completion", "use /v1/completions"},
+        {"/infill", "use /v1/completions with a suffix"},
+        {"/apply-template", "use /tokenize with messages"},
+        {"/props", "use /v1/models"},
+        {"/slots", "use /metrics"},
+        {"/v1", "use /v1/models, /v1/chat/completions ..."},
+        {"/v1/", "use /v1/models, /v1/chat/completions ..."},
+        {"/api/pull", no_store},
+        {"/api/create", no_store},
+        {"/api/copy", no_store},
+        {"/api/delete", no_store},
+    };
+    for (size_t i = 0; i < sizeof hints / sizeof *hints; i++)
+        if (strcmp(path, hints[i][0]) == 0)
+            return hints[i][1];
+    return NULL;
+}
+
 enum api api_of_path(const char *path) {
     return strncmp(path, "/v1/messages", 12) == 0 ? API_ANTHROPIC
            : strncmp(path, "/api/", 5) == 0       ? API_OLLAMA

@@ -33,6 +33,8 @@ enum { ROUTE_ALLOWED = 32 };
  */
 const struct route *route_find(const char *method, const char *path, char allowed[ROUTE_ALLOWED],
                                char id[SNAPSHOT_MAX_ID + 1]);
+/* What to use instead of a path that other servers have; NULL: nothing is known. */
+const char *route_hint(const char *path);
 /* The API that a path belongs to, even if there is no such route. */
 enum api api_of_path(const char *path);
 

@@ -83,6 +83,7 @@ static bool admit(struct exchange *x) {
         MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Content-Encoding");
     x->route = path ? route_find(x->method, path, x->allowed, x->name) : NULL;
     x->api = x->route ? x->route->api : api_of_path(path ? path : x->path);
+    const char *hint = path ? route_hint(path) : "all paths begin with ";
     if (MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "anthropic-version"))
         x->api = API_ANTHROPIC; /* its clients list models under the same path */
     if (!guard_admits(x))
@@ -97,7 +98,8 @@ static bool admit(struct exchange *x) {
     else if (!x->route && *x->allowed)
         exchange_refuse(x, 405, NULL, "%s takes %s, not %s", x->path, x->allowed, x->method);
     else if (!x->route)
-        exchange_refuse(x, 404, NULL, "there is no %.200s", x->path);
+        exchange_refuse(x, 404, NULL, "there is no %.200s%s%s%s", x->path, hint ? ": " : "",
+                        hint ? hint : "", path ? "" : s->options.prefix);
     else if (!s->is_started)
         refuse_until_started(x);
     else if (s->is_draining && !x->route->is_open)
