@@ -941,7 +941,8 @@ static bool check_token(void *user, const struct sched_token *t) {
 
 /* With bursts beside them and before them, and preempted for lack of pages. */
 TEST(serve_answers_obey_their_masks) {
-    for (int kind = 0; kind < 4; kind++) {
+    for (int kind = 0; kind < 2 + 2 * IO_BURST;
+         kind++) { /* masks begin after every step of a burst */
         struct rig r;
         struct result plain[3];
         struct sched_counters count;
@@ -962,7 +963,7 @@ TEST(serve_answers_obey_their_masks) {
         q.sampling.temperature = 1;
         for (int run = 0; run < 2; run++) {
             struct masked *to = run ? &m : &alone;
-            *to = (struct masked){.n_free = kind < 2 ? 0 : 13,
+            *to = (struct masked){.n_free = kind < 2 ? 0 : 5 + (uint32_t)kind / 2,
                                   .n_logits = (uint32_t)r.facts.n_tokens};
             for (int i = 0; run && i < 3; i++)
                 submit_plain(&r, &plain[i], 250, 100);

@@ -854,11 +854,14 @@ static const float *last_logits(const struct sched *s, const struct answer *a) {
     return at + (size_t)(rows - 1) * (size_t)s->facts.n_logits;
 }
 
-/* Drops what a burst sampled after the last token handed out: that token changed the mask. */
+/* Drops what a burst sampled after the last token handed out: that token changed the mask. Where it
+ * is the last one fed, it is fed again: what was sampled after it would stay. */
 static void drop_rest(struct sched *s, struct answer *a) {
+    uint32_t n;
+    sluice_seq_tokens(a->seq, NULL, &n, NULL);
     a->report.n_read += n_processed(a) - a->n_found;
-    int status = sluice_seq_rewind(a->seq, a->n);
-    a->n_fed = a->n;
+    a->n_fed = n > a->n ? a->n : a->n - 1;
+    int status = sluice_seq_rewind(a->seq, a->n_fed);
     a->n_found = n_processed(a);
     if (status)
         fail(s, a, status);
