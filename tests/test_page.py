@@ -303,6 +303,7 @@ def check_costly_text(p):
     long = 200_000
     texts = ["# a" + " " * long + "b ## ", "# " + "#" * long + " x", "a|b\n" + " " * long + "x", "a|b\n-" + " " * long + "x", "```" + "a" * long + "`",
              "~" * long + "`", "~~~" + " a" * long + "`", "` " + "a " * long + "b`", "- " + " " * long + "a\u2028b", "a|b\n-|-\n" + "|" * long, "> a\n>\n" * long,
+             " " * long + "- a\n" + "- b\n" * long,
              "*a " * long, "__a " * long, "**a *b " * long, "[" * long, "[a](" * long, "[a] " * long + "](", "`a" * long + "``", "~~a " * long]
     p.d.set_script_timeout(PATIENCE)
     show = ("const done = arguments[arguments.length - 1], into = document.createElement('div');"

@@ -173,7 +173,8 @@ function split(lines) {
       blocks.push({ kind: "quote", lines: inner });
     } else if (ITEM.test(line)) {
       // An item of the other kind begins another list, unless it is further in.
-      const isInside = (l) => indent(l) > indent(line) || (ITEM.test(l) && isOrdered(l) === isOrdered(line));
+      const base = indent(line), kind = isOrdered(line);
+      const isInside = (l) => indent(l) > base || (ITEM.test(l) && isOrdered(l) === kind);
       let end = i + 1;
       while (end < lines.length && (/^\s*$/.test(lines[end]) ? end + 1 < lines.length && isInside(lines[end + 1])
                                                              : isInside(lines[end]) && !RULE.test(lines[end]))) end++;
