@@ -381,7 +381,7 @@ TEST(serve_waits_for_a_prefix_that_is_being_read) {
         rows_of(&r, &rows);
         EXPECT(a.n == 4 && b.n == 4);
         EXPECT(b.report.reuse.tokens / IO_PAGE_POSITIONS >= 2);
-        EXPECT_INT(b.report.n_read, 700 + 3 - b.report.reuse.tokens);
+        EXPECT_INT(b.report.n_processed, 700 + 3 - b.report.reuse.tokens);
         expect_counted(&r, b.report.reuse.tokens);
         EXPECT_INT(rows, 603 + 703 - b.report.reuse.tokens + 23);
         rig_close(&r);
@@ -433,7 +433,7 @@ TEST(serve_counts_what_comes_from_host_memory) {
         const struct sluice_reuse *reuse = &again.report.reuse;
         EXPECT(reuse->tokens > 500 && reuse->host > 0);
         EXPECT_INT(reuse->device + reuse->host + reuse->disk, reuse->tokens);
-        EXPECT_INT(again.report.n_read, 700 + 3 - reuse->tokens);
+        EXPECT_INT(again.report.n_processed, 700 + 3 - reuse->tokens);
         expect_counted(&r, reuse->tokens);
         rig_close(&r);
     }
@@ -534,7 +534,7 @@ TEST(serve_reports_the_first_start_of_one_preempted) {
     EXPECT(b.report.times_preempted > 0);
     EXPECT_INT(b.report.reuse.tokens, 0);
     EXPECT(c.reused > 0 && c.device + c.host + c.disk == c.reused);
-    EXPECT(b.report.n_read >= b.report.n_prompt + b.report.n_new - 1);
+    EXPECT(b.report.n_processed >= b.report.n_prompt + b.report.n_new - 1);
     rig_close(&r);
 }
 
@@ -553,7 +553,7 @@ TEST(serve_next_turn_reads_only_what_is_new) {
         EXPECT_INT(submit(&r, &next, &q), SLUICE_OK);
         step_all(&r);
         EXPECT_INT(next.report.reuse.tokens, 349); /* the 50th was never fed */
-        EXPECT_INT(next.report.n_read, 400 + 2 - 349);
+        EXPECT_INT(next.report.n_processed, 400 + 2 - 349);
         prompt[300] = (prompt[300] + 1) % 80;
         EXPECT_INT(submit(&r, &branch, &q), SLUICE_OK);
         step_all(&r);
@@ -641,7 +641,7 @@ TEST(serve_cancel_frees_at_the_next_step) {
     EXPECT_INT(a.n, n);
     EXPECT_INT(a.report.end, SCHED_END_CANCELLED);
     EXPECT_INT(a.n_ended + b.n_ended + never.n_ended, 3);
-    EXPECT(b.report.n_read > 0 && b.report.n_read < 700 && never.report.n_read == 0);
+    EXPECT(b.report.n_processed > 0 && b.report.n_processed < 700 && never.report.n_processed == 0);
     EXPECT_INT(waits.n, 1); /* it got the sequence in the same step */
     sched_counters(r.sched, &c);
     EXPECT_INT(c.running, 1);

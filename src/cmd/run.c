@@ -265,13 +265,13 @@ static void report(const struct run *r) {
     uint32_t fed, waiting;
     sluice_seq_tokens(r->seq, NULL, &fed, &waiting);
     /* An interrupted step may reset a recurrent state: tokens that were processed wait again. */
-    size_t n_read = r->out.n_new > 0 ? r->n_prompt : fed - waiting;
+    size_t n_processed = r->out.n_new > 0 ? r->n_prompt : fed - waiting;
     const struct figures figures = {
         .engine = r->engine,
         .out = &r->out,
         .n_prompt = r->n_prompt,
         .n_cached = r->n_cached,
-        .n_left = n_read < r->n_prompt ? r->n_prompt - n_read : 0,
+        .n_left = n_processed < r->n_prompt ? r->n_prompt - n_processed : 0,
         .prompt_seconds = r->prompt_seconds,
         .seed = r->seed,
     };

@@ -159,7 +159,7 @@ uint64_t cache_payload_bytes(const struct cache *c, uint32_t e) {
 
 /* Tokens that would have to be processed again without it. Where state is recurrent a block alone
  * is of no use: it goes as soon as nothing follows it. */
-static uint32_t reread_tokens(const struct cache *c, uint32_t e) {
+static uint32_t tokens_to_recompute(const struct cache *c, uint32_t e) {
     const struct entry *at = &c->entries[e];
     if (!c->options.is_recurrent)
         return at->n_tokens;
@@ -168,13 +168,13 @@ static uint32_t reread_tokens(const struct cache *c, uint32_t e) {
 
 static double worth(const struct cache *c, uint32_t e) {
     uint64_t bytes = cache_payload_bytes(c, e);
-    return (double)c->entries[e].uses * reread_tokens(c, e) / (double)(bytes ? bytes : 1);
+    return (double)c->entries[e].uses * tokens_to_recompute(c, e) / (double)(bytes ? bytes : 1);
 }
 
 bool cache_is_cheap(const struct cache *c, uint32_t e) {
     if (c->options.is_recurrent && c->entries[e].kind == ENTRY_BLOCK)
         return false;
-    return reread_tokens(c, e) * c->rates.token_seconds <
+    return tokens_to_recompute(c, e) * c->rates.token_seconds <
            (double)cache_payload_bytes(c, e) * c->rates.byte_seconds;
 }
 

@@ -176,7 +176,7 @@ static uint32_t n_processed(const struct answer *a) {
 }
 
 static void close_sequence(struct sched *s, struct answer *a) {
-    a->report.n_read += n_processed(a) - a->n_found;
+    a->report.n_processed += n_processed(a) - a->n_found;
     sluice_seq_close(a->seq);
     a->seq = NULL;
     a->n_fed = a->n_masked = a->n_drafted = 0;
@@ -859,7 +859,7 @@ static const float *last_logits(const struct sched *s, const struct answer *a) {
 static void drop_rest(struct sched *s, struct answer *a) {
     uint32_t n;
     sluice_seq_tokens(a->seq, NULL, &n, NULL);
-    a->report.n_read += n_processed(a) - a->n_found;
+    a->report.n_processed += n_processed(a) - a->n_found;
     a->n_fed = n > a->n ? a->n : a->n - 1;
     int status = sluice_seq_rewind(a->seq, a->n_fed);
     a->n_found = n_processed(a);

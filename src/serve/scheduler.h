@@ -66,7 +66,7 @@ struct sched_report {
     const char *error;         /* one line, "" unless it failed; valid during the call */
     uint32_t n_prompt;         /* tokens of the prompt */
     uint32_t n_new;            /* tokens handed out */
-    uint32_t n_read;           /* tokens that the engine processed for it, repeated ones included */
+    uint32_t n_processed;      /* tokens that the engine processed for it, repeated ones included */
     struct sluice_reuse reuse; /* at its first start: what was found in the cache, and why not more;
                                 * of answers that share a prompt: what the first has processed */
     uint32_t n_drafted, n_kept; /* tokens that were drafted, and those of them that were right */

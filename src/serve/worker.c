@@ -323,7 +323,7 @@ static void count_out(struct job *job, uint32_t n) {
 static void add_report(struct sched_report *r, const struct sched_report *before) {
     r->n_prompt = before->n_prompt;
     r->reuse = before->reuse;
-    r->n_read += before->n_read;
+    r->n_processed += before->n_processed;
     r->n_drafted += before->n_drafted;
     r->n_kept += before->n_kept;
     r->times_preempted += before->times_preempted;
