@@ -358,7 +358,8 @@ static TARGET void attend_qk_together(const struct attend_split *s, uint32_t fir
     float *together = s->tile + 2 * tile / sizeof(float);
     for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
         rows = attend_rows(s->n_queries - q, ATTEND_F16_ROWS);
-        attend_put_fours(s, q, rows, together + (size_t)(q - first) * s->width);
+        if (rows > ATTEND_ROWS)
+            attend_put_fours(s, q, rows, together + (size_t)(q - first) * s->width);
     }
     attend_turn_keys(s, 0, ATTEND_BLOCK);
     for (uint32_t p = 0; p < n; p += ATTEND_BLOCK) {
@@ -603,7 +604,9 @@ static TARGET void attend_pv(const struct attend_split *s, bool is_direct, uint3
     uint32_t most = tiles == attend_pv_f16 ? ATTEND_F16_ROWS : ATTEND_ROWS;
     if (!is_direct)
         v.row = attend_stride(s->width) * sizeof(float);
-    for (uint32_t p = begin, run = attend_run(s); p < n; p += run) {
+    /* Queries that go together use a value once: nothing is gained by L1. */
+    bool is_once = is_direct && s->n_queries - first <= most;
+    for (uint32_t p = begin, run = is_once ? n : attend_run(s); p < n; p += run) {
         uint32_t end = p + run < n ? p + run : n;
         const uint8_t *from = (const uint8_t *)s->values + p * row;
         if (!is_direct)
