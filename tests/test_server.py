@@ -410,7 +410,8 @@ def test_next_turn_continues_from_what_was_sampled():
 
 def test_a_next_turn_is_of_the_same_names():
     """What was sampled is of one conversation: another's, with the same texts and other names, must not get it."""
-    template = "{% for m in messages %}{{ m.name or m.tool_call_id or m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    # It takes tools, or results of tools would be a user's, without a name.
+    template = "{% if tools %}{{ tools }}{% endif %}{% for m in messages %}{{ m.name or m.tool_call_id or m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
     with own("--chat-template", template) as s:
         for role, field in (("user", "name"), ("tool", "name"), ("tool", "tool_call_id")):
             first = {"role": role, "content": "A fox", field: "Alice"}
