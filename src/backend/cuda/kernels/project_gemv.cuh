@@ -271,7 +271,7 @@ static __device__ __forceinline__ void load_kblock(const struct project_params &
     uint32_t bytes = BYTES ? BYTES : l.kblock_bytes;
     if (IS_BULK) {
         if (l.left) {
-            if (lane == none)
+            if (SET & (IS_SPLIT | IS_Q8_0) ? lane == none : elect_lane()) /* Q8_0 would spill */
                 bulk_load(stage, l.from, bytes, mbar);
             l.from += bytes;
             l.left--;
@@ -421,6 +421,24 @@ find_lane_share(const struct qact_view &a, uint32_t type, uint32_t lane_shift, u
         return {row_lanes, lane & (row_lanes - 1), 0, 0, {}};
     uint32_t index = lane >> row_shift, row = lane & ((1u << row_shift) - 1);
     return {row_lanes, index, (index / 2 << row_shift | row) * 4, a.addr + index * 16, {}};
+}
+
+/* One row: v of lane l, then those of lanes l + 32 / n, l + 64 / n, ... below 32, added one after
+ * the other; n is 2, 4 or 8, the same for all lanes. For lanes below 32 / n: others get no
+ * meaningful sum. Two shuffles too many for n = 2 are cheaper than a branch each. */
+static __device__ __forceinline__ float add_lanes_in_order(float v, uint32_t n) {
+    auto other = [&](int lanes) { return __shfl_down_sync(~0u, v, lanes); };
+    float sum = v;
+    if (n > 4) {
+#pragma unroll
+        for (int i = 4; i < 32; i += 4)
+            sum = __fadd_rn(sum, other(i));
+        return sum;
+    }
+    float a = other(8), b = other(16), c = other(24);
+    sum = n > 2 ? __fadd_rn(sum, a) : sum;
+    sum = __fadd_rn(sum, b);
+    return n > 2 ? __fadd_rn(sum, c) : sum;
 }
 
 /* Several rows: by branches, since registers are few, and rows hide each other's latency. */

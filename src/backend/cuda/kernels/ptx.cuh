@@ -161,6 +161,23 @@ static __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t 
 #endif
 }
 
+/* One lane of a converged warp. The compiler knows that it is one; around a bulk copy of a lane
+ * that it does not know to be alone it puts a loop. */
+static __device__ __forceinline__ bool elect_lane(void) {
+#if __CUDA_ARCH__ >= 900
+    uint32_t is_elected;
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "elect.sync _|p, 0xffffffff;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}"
+                 : "=r"(is_elected));
+    return is_elected;
+#else
+    return threadIdx.x % 32 == 0;
+#endif
+}
+
 /* Issued by one lane; below 9.0, which has no copy engine, that lane's own cp.async. */
 static __device__ __forceinline__ void cp_async_bulk(uint32_t to, const uint8_t *from,
                                                      uint32_t bytes, uint32_t barrier) {
@@ -506,35 +523,6 @@ static __device__ __forceinline__ uint32_t opaque_add(uint32_t a, uint32_t b) {
     uint32_t r;
     asm("add.u32 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
     return r;
-}
-
-/* v of lane l, then those of lanes l + 32 / n, l + 64 / n, ... below 32, added one after the other;
- * n is 2, 4 or 8, the same for all lanes. For lanes below 32 / n: others get no meaningful sum. The
- * shuffles are predicated, not branched, and independent of each other. */
-static __device__ __forceinline__ float add_lanes_in_order(float v, uint32_t n) {
-    asm volatile("{\n"
-                 ".reg .pred p4, p8;\n"
-                 ".reg .b32 v1, v2, v3, v4, v5, v6, v7;\n"
-                 "setp.gt.u32 p4, %1, 2;\n"
-                 "setp.gt.u32 p8, %1, 4;\n"
-                 "@p8 shfl.sync.down.b32 v1, %0, 4, 31, -1;\n"
-                 "@p4 shfl.sync.down.b32 v2, %0, 8, 31, -1;\n"
-                 "@p8 shfl.sync.down.b32 v3, %0, 12, 31, -1;\n"
-                 "shfl.sync.down.b32 v4, %0, 16, 31, -1;\n"
-                 "@p8 shfl.sync.down.b32 v5, %0, 20, 31, -1;\n"
-                 "@p4 shfl.sync.down.b32 v6, %0, 24, 31, -1;\n"
-                 "@p8 shfl.sync.down.b32 v7, %0, 28, 31, -1;\n"
-                 "@p8 add.rn.f32 %0, %0, v1;\n"
-                 "@p4 add.rn.f32 %0, %0, v2;\n"
-                 "@p8 add.rn.f32 %0, %0, v3;\n"
-                 "add.rn.f32 %0, %0, v4;\n"
-                 "@p8 add.rn.f32 %0, %0, v5;\n"
-                 "@p4 add.rn.f32 %0, %0, v6;\n"
-                 "@p8 add.rn.f32 %0, %0, v7;\n"
-                 "}"
-                 : "+f"(v)
-                 : "r"(n));
-    return v;
 }
 
 /* ---- values that are computed again rather than kept in registers -----------------------------

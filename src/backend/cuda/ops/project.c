@@ -17,9 +17,10 @@
 #include "base/size.h"
 
 enum {
-    QUANTIZE_WARPS = 16,   /* of a gemv block, at most, where they have no tasks */
-    QUANTIZE_THREADS = 64, /* of project_quantize: small blocks fit beside those of products */
-    F16_THREADS = 512,     /* of project_quantize_f16, at most */
+    QUANTIZE_WARPS = 16,      /* of a gemv block, at most, where they have no tasks */
+    QUANTIZE_WARPS_WIDE = 20, /* of SwiGLU, whose neighbours have fewer */
+    QUANTIZE_THREADS = 64,    /* of project_quantize: small blocks fit beside those of products */
+    F16_THREADS = 512,        /* of project_quantize_f16, at most */
 };
 
 /* ---- sets of types ----------------------------------------------------------------------------
@@ -321,6 +322,15 @@ static bool find_pick(struct recorder *r, const struct op_project *o,
     return true;
 }
 
+/* Warps of a gemv block: those with tasks, and as many as quantize its row best. One row of SwiGLU
+ * may have more, if it is quantized in fewer rounds then (qwen35-27b 0.6 %). */
+static uint32_t gemv_warps(const struct project_schedule *s) {
+    uint32_t k = s->shape.k, warps = min_u32(QUANTIZE_WARPS, k / PROJECT_GROUP);
+    if (s->rows == 1 && s->shape.epilogue == EPILOGUE_SWIGLU)
+        warps = max_u32(warps, min_u32(QUANTIZE_WARPS_WIDE, k / (32 * PROJECT_COLS)));
+    return max_u32(s->task_warps, warps);
+}
+
 static int record_gemv(struct recorder *r, const struct op_project *o,
                        const struct project_schedule *s, struct project_params *p) {
     uint32_t bucket = max_u32(p->row_limit, 1), set = s->shape.types;
@@ -341,7 +351,7 @@ static int record_gemv(struct recorder *r, const struct op_project *o,
     struct cuda_launch launch = {
         .kernel = name,
         .grid = {s->n_blocks, div_up(bucket, s->rows), 1},
-        .threads = 32 * max_u32(s->task_warps, min_u32(QUANTIZE_WARPS, p->in.k / PROJECT_GROUP)),
+        .threads = 32 * gemv_warps(s),
         .shared = s->shared_bytes,
     };
     head.p = *p;
