@@ -271,6 +271,14 @@ RICH = """مرحبا بالعالم! هذا نص
 |:--------|:-----:|-----:|
 | a long cell with many words in it, so that the others are narrow, and then some more words | Größenordnung<br>zwei | 3,456 |
 
+With \\(a_1 * b_2 * c\\) and $x_1 * y * z\\,$ it costs $5 and $10, \\(open:
+\\[
+x^2
++ \\frac{a}{b} \\\\
+- c
+\\]
+$$\\sum_i i$$
+
 ![A fox](https://example.com/fox.png) and x<br/>y <bramble>
 """
 
@@ -293,6 +301,9 @@ def check_rich_text(p):
     # no word is broken: the cells' lines are as high as their texts have lines
     assert [e.text for e in p.all(".md td")][1:] == ["Größenordnung\nzwei", "3,456"]
     assert p.js("const r = document.createRange(); r.selectNodeContents(document.querySelectorAll('.md td')[2]); return r.getClientRects().length") == 1
+    # formulas stay as they were written
+    assert [e.text for e in p.all(".md .math")] == ["a_1 * b_2 * c", "x_1 * y * z\\,", "x^2\n+ \\frac{a}{b} \\\\\n- c", "\\sum_i i"], [e.text for e in p.all(".md .math")]
+    assert "it costs $5 and $10, (open:" in p.one(".md").text
     assert p.one(".md > p:last-child").text == "A fox and x\ny <bramble>" and not p.all(".md img")
     p.shot("rich")
     p.js("localStorage.removeItem('sluice.chat.r')")
@@ -304,7 +315,7 @@ def check_costly_text(p):
     texts = ["# a" + " " * long + "b ## ", "# " + "#" * long + " x", "a|b\n" + " " * long + "x", "a|b\n-" + " " * long + "x", "```" + "a" * long + "`",
              "~" * long + "`", "~~~" + " a" * long + "`", "` " + "a " * long + "b`", "- " + " " * long + "a\u2028b", "a|b\n-|-\n" + "|" * long, "> a\n>\n" * long,
              " " * long + "- a\n" + "- b\n" * long,
-             "*a " * long, "__a " * long, "**a *b " * long, "[" * long, "[a](" * long, "[a] " * long + "](", "`a" * long + "``", "~~a " * long]
+             "*a " * long, "__a " * long, "**a *b " * long, "[" * long, "[a](" * long, "\\(a " * long, "$a " * long, "\\[\n" * long, "[a] " * long + "](", "`a" * long + "``", "~~a " * long]
     p.d.set_script_timeout(PATIENCE)
     show = ("const done = arguments[arguments.length - 1], into = document.createElement('div');"
             "import('./markdown.js').then((m) => { m.render(into, arguments[0]); done(into.innerHTML); })")

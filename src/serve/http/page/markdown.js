@@ -91,11 +91,27 @@ function element(text, i, depth, inLink, open) {
   return null;
 }
 
+// A formula at text[i], as it is written, and the index after it; null: none. $ counts where no price looks like that.
+function formula(text, i, open) {
+  const mark = text[i] === "$" ? "$" : text.slice(i, i + 2), close = { "\\(": "\\)", "\\[": "\\]", $: "$" }[mark];
+  if (!close || open.has(mark)) return null;
+  const from = i + mark.length, end = text.indexOf(close, from);
+  if (end < 0) { open.add(mark); return null; }
+  if (mark === "$" && (end === from || isBlank(text[from]) || isBlank(text[end - 1]) || /\d/.test(text[end + 1] || ""))) return null;
+  return [make("span", "math", text.slice(from, end).trim()), end + close.length];
+}
+
 function inline(into, text, depth = 0, inLink = false) {
   const open = new Set();
   let plain = "";
   for (let i = 0; i < text.length;) {
-    const c = text[i];
+    const c = text[i], math = c === "\\" || c === "$" ? formula(text, i, open) : null;
+    if (math) {
+      into.append(plain, math[0]);
+      plain = "";
+      i = math[1];
+      continue;
+    }
     if (c === "\\" && i + 1 < text.length && /[!-\/:-@\[-`{-~]/.test(text[i + 1])) {
       plain += text[i + 1];
       i += 2;
@@ -125,6 +141,16 @@ const HEADING = /^ {0,3}(#{1,6})\s(.*)$/s;
 const RULE = /^ {0,3}([-*_])\s*(?:\1\s*){2,}$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(\s+|$)(.*)$/s;
 const QUOTE = /^ {0,3}> ?(.*)$/s;
+
+const MATH = /^\s*(\\\[|\$\$)/;
+
+// The line that ends the formula of lines[i], which may have some lines; -1: it has no end.
+function formulaEnd(lines, i) {
+  const close = lines[i].trim().startsWith("$$") ? "$$" : "\\]";
+  for (let end = i; end < Math.min(lines.length, i + 64); end++)
+    if (lines[end].trimEnd().endsWith(close) && (end > i || lines[end].trim().length > 3)) return end;
+  return -1;
+}
 
 const isOrdered = (line) => /^\s*\d/.test(line);
 const indent = (line) => /^\s*/.exec(line)[0].replace(/\t/g, "    ").length;
@@ -167,6 +193,9 @@ function split(lines) {
     } else if (RULE.test(line)) {
       blocks.push({ kind: "hr", lines: [] });
       i++;
+    } else if (MATH.test(line) && (found = formulaEnd(lines, i)) >= 0) {
+      blocks.push({ kind: "math", lines: lines.slice(i, found + 1) });
+      i = found + 1;
     } else if (QUOTE.test(line)) {
       const inner = [];
       while (i < lines.length && QUOTE.test(lines[i])) inner.push(QUOTE.exec(lines[i++])[1]);
@@ -188,7 +217,7 @@ function split(lines) {
     } else {
       let end = i + 1;
       while (end < lines.length && !/^\s*$/.test(lines[end]) && !fence(lines[end]) && !HEADING.test(lines[end]) &&
-             !QUOTE.test(lines[end]) && !ITEM.test(lines[end]) && !RULE.test(lines[end])) end++;
+             !QUOTE.test(lines[end]) && !ITEM.test(lines[end]) && !RULE.test(lines[end]) && !MATH.test(lines[end])) end++;
       blocks.push({ kind: "p", lines: lines.slice(i, end) });
       i = end;
     }
@@ -259,6 +288,7 @@ function block(b, depth) {
   if (depth > MAX_DEPTH) return make("p", "", b.lines.join("\n"));
   if (b.kind === "code") return codeBlock(b);
   if (b.kind === "hr") return make("hr");
+  if (b.kind === "math") return make("div", "math", b.lines.join("\n").trim().slice(2, -2).trim());
   if (b.kind === "list") return list(b.lines, depth);
   if (b.kind === "table") return table(b.lines);
   const out = b.kind === "quote" ? make("blockquote") : made(b.kind, b.lines.join("\n"));
@@ -273,16 +303,22 @@ function block(b, depth) {
 // Makes `into` show the text. Blocks that it shows already stay.
 export function render(into, text) {
   const blocks = split(text.replace(/\r\n?/g, "\n").split("\n"));
-  blocks.forEach((b, i) => {
-    const source = `${b.kind} ${b.language || ""}\n${b.lines.join("\n")}`;
-    const old = into.children[i];
-    if (old && old.source === source) return;
-    const fresh = block(b, 0);
-    fresh.source = source;
-    if (old) old.replaceWith(fresh);
-    else into.append(fresh);
-  });
-  while (into.children.length > blocks.length) into.lastChild.remove();
+  let old = into.firstElementChild;
+  for (const b of blocks) {
+    const source = `${b.kind} ${b.language || ""}\n${b.lines.join("\n")}`, next = old && old.nextElementSibling;
+    if (!old || old.source !== source) {
+      const fresh = block(b, 0);
+      fresh.source = source;
+      if (old) old.replaceWith(fresh);
+      else into.append(fresh);
+    }
+    old = next;
+  }
+  while (old) {
+    const next = old.nextElementSibling;
+    old.remove();
+    old = next;
+  }
 }
 
 // The clipboard is there on https and localhost alone; elsewhere the old way.
