@@ -517,6 +517,52 @@ TEST(engine_writes_what_is_dear_to_read_again) {
     }
 }
 
+/* As many pages as one sequence needs: the next turn finds the page that the last one ended in,
+ * cannot copy it, and reads its tokens again. Nor does a folder that is too small for it hold it
+ * up.
+ */
+TEST(engine_next_turn_with_no_page_to_spare) {
+    for (int i = 0; i < 8; i++) {
+        char folder[] = "/tmp/sluice-kept-XXXXXX";
+        struct sluice_engine_options o = sluice_engine_options_default();
+        struct rig r = {0};
+        sluice_seq *seq = NULL;
+        int32_t tokens[900], token;
+        EXPECT(mkdtemp(folder) != NULL);
+        o.backend = "cpu";
+        o.threads = 1;
+        o.context = 1000;
+        EXPECT_INT(sluice_model_open(&r.model, test_data(models[i % 2])), SLUICE_OK);
+        EXPECT_INT(sluice_engine_open(&r.engine, r.model, &o), SLUICE_OK);
+        const struct state_layout *l = &r.engine->state.layout;
+        o.kv_bytes = 4 * l->page_bytes;
+        o.cache_dir_bytes = (uint64_t)(i / 2) * (l->page_bytes + l->recurrent_bytes + 8192);
+        o.cache_dir = i / 2 ? folder : NULL;
+        o.snapshot_bytes = 4 << 20;
+        sluice_engine_close(r.engine);
+        EXPECT_INT(sluice_engine_open(&r.engine, r.model, &o), SLUICE_OK);
+        sluice_model_facts(r.model, &r.facts);
+        fill(&r, tokens, 900, 9);
+        for (uint32_t n = 800; n <= 900; n += 50) {
+            EXPECT_INT(sluice_seq_open(&seq, r.engine), SLUICE_OK);
+            EXPECT_INT(sluice_seq_resume(seq, tokens, n, NULL), SLUICE_OK);
+            if (sluice_seq_next(seq, &token))
+                test_fail(__FILE__, __LINE__, "case %d, %u tokens: %s", i, n,
+                          sluice_engine_error(r.engine));
+            EXPECT_INT(sluice_seq_mark(seq, n), SLUICE_OK);
+            EXPECT_INT(sluice_seq_rewind(seq, n - 20), SLUICE_OK);
+            EXPECT_INT(sluice_seq_feed(seq, tokens, 10), SLUICE_OK);
+            if (sluice_seq_next(seq, &token))
+                test_fail(__FILE__, __LINE__, "case %d, back from %u: %s", i, n,
+                          sluice_engine_error(r.engine));
+            sluice_seq_close(seq);
+        }
+        EXPECT(state_broken(&r.engine->state) == NULL);
+        rig_close(&r);
+        remove_folder(folder);
+    }
+}
+
 TEST(engine_refuses_tiers_that_hold_nothing) {
     sluice_model *model = NULL;
     EXPECT_INT(sluice_model_open(&model, test_data(models[0])), SLUICE_OK);

@@ -417,6 +417,25 @@ void cache_restore_page(struct cache *c, uint32_t e, uint32_t page) {
 /* ---- who goes ---------------------------------------------------------------------------------
  */
 
+static void evict_entry(struct cache *c, uint32_t e) {
+    c->n_evicted++;
+    cache_finish_spill(c, e);
+    take_off_device(c, e);
+    cache_remove_if_lost(c, e);
+}
+
+bool cache_can_release(const struct cache *c, uint32_t page) {
+    uint32_t e = c->of_page[page];
+    while (e != NO_ENTRY && !c->entries[e].pins && !c->entries[e].n_below[TIER_DEVICE])
+        e = c->entries[e].next_of_page;
+    return e == NO_ENTRY;
+}
+
+void cache_release(struct cache *c, uint32_t page) {
+    while (c->of_page[page] != NO_ENTRY)
+        evict_entry(c, c->of_page[page]);
+}
+
 /* Evicts the least useful entry of a heap from the device. Its worth may have risen since others
  * before it left: then it is sifted again first. */
 static void evict(struct cache *c, enum cache_heap which) {
@@ -432,10 +451,7 @@ static void evict(struct cache *c, enum cache_heap which) {
         }
         if (c->clock < at->priority)
             c->clock = at->priority;
-        c->n_evicted++;
-        cache_finish_spill(c, e);
-        take_off_device(c, e);
-        cache_remove_if_lost(c, e);
+        evict_entry(c, e);
         return;
     }
 }

@@ -190,6 +190,11 @@ void cache_copy_ahead(struct cache *c);
 /* Waits until everything to be written through is being written, as far as it fits. */
 void cache_copy_due(struct cache *c);
 
+/* Whether the entries with this page have nothing after them on the device, so that they can leave
+ * it; and evicts them: the page is then its slots' alone. */
+bool cache_can_release(const struct cache *c, uint32_t page);
+void cache_release(struct cache *c, uint32_t page);
+
 /* Removes every entry whose pages no slot holds, from all tiers. */
 void cache_forget(struct cache *c);
 

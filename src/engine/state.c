@@ -184,10 +184,20 @@ void state_drop_pages(struct state *st, uint32_t slot, uint32_t n) {
         page_drop(&st->pages, s->pages[--s->n_pages], slot);
 }
 
+static bool is_last_writable(const struct state *st, uint32_t slot) {
+    const struct slot *s = &st->slots[slot];
+    return page_is_writable(&st->pages, s->pages[s->length / PAGE], slot, s->length % PAGE);
+}
+
+/* With no page for the copy the cache gives up the page, if it is the only other that has it. */
 bool state_must_copy(const struct state *st, uint32_t slot) {
     const struct slot *s = &st->slots[slot];
-    uint32_t place = s->length % PAGE;
-    return place && !page_is_writable(&st->pages, s->pages[s->length / PAGE], slot, place);
+    if (s->length % PAGE == 0 || is_last_writable(st, slot))
+        return false;
+    uint32_t page = s->pages[s->length / PAGE];
+    const struct page *at = &st->pages.at[page];
+    return pages_available(&st->pages) > 0 || at->refs != at->kept + 1 ||
+           !cache_can_release(&st->cache, page);
 }
 
 uint32_t state_page_rows(const struct state *st, uint32_t slot) {
@@ -204,6 +214,8 @@ static int own_last_page(struct state *st, uint32_t slot, struct err *err) {
     struct slot *s = &st->slots[slot];
     uint32_t *entry = &s->pages[s->length / PAGE];
     if (!state_must_copy(st, slot)) {
+        if (!is_last_writable(st, slot))
+            cache_release(&st->cache, *entry);
         page_own(&st->pages, *entry, slot);
         return SLUICE_OK;
     }
