@@ -1852,6 +1852,7 @@ def test_metrics_are_prometheus_text():
 
 def test_metrics_count_as_usage_does():
     with own("--batch", 4) as s:
+        assert s.metric("answers_max") >= 4 and s.metric("answers_preempted_total") == 0
         known = lambda: sum(map(int, re.findall(r'^sluice_cached_tokens_total{.*} (\d+)$', s.request("GET", "/metrics")[2], re.M)))
         prompt = cached = new = 0
         for fields in ({}, {"n": 3}, {"n": 2, "logprobs": True}, {}):
