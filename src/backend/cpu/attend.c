@@ -131,7 +131,7 @@ static uint32_t head_of_query(const struct block *k, uint32_t q) {
 static void load_queries(struct cpu_step *s, const struct op_attend *a, const struct block *k) {
     uint32_t stride = attend_stride(a->head_width);
     for (uint32_t q = 0; q < k->n_queries; q++) {
-        float *query = s->room->query + (uint64_t)q * stride;
+        float *query = s->scratch->query + (uint64_t)q * stride;
         head_of(s, a, row_of_query(k, q), head_of_query(k, q) * a->q_stride, &a->q_norm, query);
         row_times(query, query, a->scale, a->head_width);
         if (a->keys.type == DT_F16)
@@ -154,13 +154,13 @@ static void run_split(struct cpu_step *s, const struct op_attend *a, const struc
         .width = a->head_width,
         .keys = cache_at(s, a, &a->keys, slot, k->head, begin),
         .values = cache_at(s, a, &a->values, slot, k->head, begin),
-        .queries = s->room->query,
+        .queries = s->scratch->query,
         .seen = seen,
         .n_queries = k->n_queries,
         .sums = sums,
         .pv = pv,
-        .tile = s->room->keys,
-        .qk = s->room->qk,
+        .tile = s->scratch->keys,
+        .qk = s->scratch->qk,
         .next = split + 1 < k->n_splits
                     ? cache_at(s, a, &a->keys, slot, k->head, begin + ATTEND_POSITIONS)
                     : NULL,
@@ -218,13 +218,13 @@ static void run_block(struct cpu_step *s, const struct op_attend *a, const struc
         uint32_t left = k->n_splits - split, n = left < few ? left : few;
         for (uint32_t i = 0; i < n; i++)
             run_split(s, a, k, split + i, of_splits + i * k->n_queries,
-                      s->room->part + (uint64_t)i * k->n_queries * stride);
+                      s->scratch->part + (uint64_t)i * k->n_queries * stride);
         for (uint32_t q = 0; q < k->n_queries; q++)
-            combine(&sums[q], s->room->pv + (uint64_t)q * stride, &of_splits[q],
-                    s->room->part + (uint64_t)q * stride, n, k->n_queries, a->head_width);
+            combine(&sums[q], s->scratch->pv + (uint64_t)q * stride, &of_splits[q],
+                    s->scratch->part + (uint64_t)q * stride, n, k->n_queries, a->head_width);
     }
     for (uint32_t q = 0; q < k->n_queries; q++)
-        store_query(s, a, k, q, s->room->pv + (uint64_t)q * stride, sums[q].sum);
+        store_query(s, a, k, q, s->scratch->pv + (uint64_t)q * stride, sums[q].sum);
 }
 
 /* Blocks are dealt out like cards: later rows see more and cost more. */
@@ -278,10 +278,10 @@ static void combine_query(struct cpu_step *s, const struct op_attend *a, const s
     for (uint32_t split = 0; split < k->n_splits; split += FEW) {
         uint32_t left = k->n_splits - split, n = left < FEW ? left : FEW;
         uint64_t part = k->part + (uint64_t)split * k->n_queries + q;
-        combine(&sum, s->room->pv, s->b->part_sums + part, s->b->parts + part * stride, n,
+        combine(&sum, s->scratch->pv, s->b->part_sums + part, s->b->parts + part * stride, n,
                 k->n_queries, a->head_width);
     }
-    store_query(s, a, k, q, s->room->pv, sum.sum);
+    store_query(s, a, k, q, s->scratch->pv, sum.sum);
 }
 
 static void combine_parts(struct cpu_step *s, const struct op_attend *a, uint32_t rows,
@@ -298,9 +298,10 @@ static void combine_parts(struct cpu_step *s, const struct op_attend *a, uint32_
 
 void cpu_attend(struct cpu_step *s) {
     const struct op_attend *a = &s->op->op->attend;
-    uint32_t most = ATTEND_QUERIES / (a->heads / a->kv_heads), enough = 4 * (uint32_t)s->threads;
+    uint32_t max_rows = ATTEND_QUERIES / (a->heads / a->kv_heads),
+             enough = 4 * (uint32_t)s->threads;
     uint32_t n_blocks = 0;
-    struct blocks b = {.rows = most};
+    struct blocks b = {.rows = max_rows};
     store_rows(s, a);
     while (next_block(s, a, &b))
         n_blocks++;
@@ -308,12 +309,12 @@ void cpu_attend(struct cpu_step *s) {
     uint64_t parts = b.now.part + (uint64_t)b.now.n_splits * b.now.n_queries;
     barrier(s);
     if (s->threads > 1 && n_blocks < enough && parts <= s->b->n_parts) {
-        run_splits(s, a, most, splits);
+        run_splits(s, a, max_rows, splits);
         barrier(s);
-        combine_parts(s, a, most, splits);
+        combine_parts(s, a, max_rows, splits);
         return;
     }
     uint32_t rows = s->io->n_rows * a->kv_heads / enough;
-    rows = rows > most ? most : rows;
+    rows = rows > max_rows ? max_rows : rows;
     run_blocks(s, a, rows ? rows : 1);
 }

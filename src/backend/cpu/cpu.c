@@ -61,7 +61,7 @@ static void cpu_close(struct backend *b) {
         free(b->recordings[i].ops);
     free(b->recordings);
     free(b->packed);
-    free(b->rooms);
+    free(b->scratch);
     free(b);
 }
 
@@ -190,7 +190,7 @@ static void pack_chunks(void *context, uint64_t begin, uint64_t end) {
     }
 }
 
-/* ---- room to work in --------------------------------------------------------------------------
+/* ---- workspace --------------------------------------------------------------------------------
  */
 
 /* The largest need of any op, in values; UINT64_MAX: more than can be counted. */
@@ -279,8 +279,8 @@ static void *cut(struct cutter *c, uint64_t count, uint64_t size) {
     return piece;
 }
 
-static void cut_rooms(struct backend *b, struct cutter *c, const struct needs *n,
-                      struct cpu_room *rooms) {
+static void cut_workspace(struct backend *b, struct cutter *c, const struct needs *n,
+                          struct cpu_scratch *scratch) {
     uint64_t stride = attend_stride((uint32_t)n->width); /* small: check_plans */
     b->rows = cut(c, n->rows, sizeof(float));
     b->groups = cut(c, size_plus(n->rows / 32, n->n_rows), sizeof *b->groups);
@@ -291,7 +291,7 @@ static void cut_rooms(struct backend *b, struct cutter *c, const struct needs *n
     b->parts = cut(c, n->parts, stride * sizeof(float));
     b->part_sums = cut(c, n->parts, sizeof *b->part_sums);
     for (int t = 0; t < b->threads; t++) {
-        struct cpu_room room = {
+        struct cpu_scratch own = {
             .tile = cut(c, n->tile, sizeof(float)),
             .keys = cut(c, ATTEND_POSITIONS * stride, sizeof(float)),
             .qk = cut(c, ATTEND_QUERIES * ATTEND_POSITIONS, sizeof(float)),
@@ -300,8 +300,8 @@ static void cut_rooms(struct backend *b, struct cutter *c, const struct needs *n
             .part = cut(c, ATTEND_QUERIES * stride, sizeof(float)),
             .delta = cut(c, DELTA_BLOCK_ROWS * 2 * n->key_width, sizeof(float)),
         };
-        if (rooms)
-            rooms[t] = room;
+        if (scratch)
+            scratch[t] = own;
     }
 }
 
@@ -331,18 +331,18 @@ static void region_needs(struct plan *const *plans, uint32_t n_plans,
 
 static int cpu_predict(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                        struct backend_memory *out, struct err *err) {
-    struct backend scratch = {
+    struct backend probe = {
         .threads = b->threads, .exact = b->exact, .features = b->features, .mapped = b->mapped};
     struct needs needs = needs_of(plans, n_plans, b->threads);
     struct cutter count = {0};
     uint64_t bytes[REGION_COUNT];
     int status = check_plans(plans, n_plans, err);
     if (!status)
-        status = list_packed(&scratch, plans[0], err);
-    free(scratch.packed);
+        status = list_packed(&probe, plans[0], err);
+    free(probe.packed);
     if (status)
         return status;
-    cut_rooms(&scratch, &count, &needs, NULL);
+    cut_workspace(&probe, &count, &needs, NULL);
     cut(&count, needs.taps, sizeof(float));
     if (count.used == UINT64_MAX)
         return err_memory(err, "more than 2^64 bytes of workspace");
@@ -351,9 +351,9 @@ static int cpu_predict(struct backend *b, struct plan *const *plans, uint32_t n_
                                    .state = bytes[REGION_STATE],
                                    .scratch = bytes[REGION_SCRATCH],
                                    .io = bytes[REGION_IO],
-                                   .packed = scratch.packed_bytes,
+                                   .packed = probe.packed_bytes,
                                    .workspace = count.used,
-                                   .released = scratch.released};
+                                   .released = probe.released};
     return SLUICE_OK;
 }
 
@@ -395,8 +395,8 @@ static int make_blocks(struct backend *b, const struct backend_memory *m, struct
     ask_huge(b->packed_block, m->packed);
     ask_huge(b->region[REGION_STATE], m->state);
     ask_huge(b->region[REGION_SCRATCH], m->scratch);
-    b->rooms = calloc((size_t)b->threads, sizeof *b->rooms);
-    return b->rooms ? SLUICE_OK : err_memory(err, "the threads' room");
+    b->scratch = calloc((size_t)b->threads, sizeof *b->scratch);
+    return b->scratch ? SLUICE_OK : err_memory(err, "the threads' scratch memory");
 }
 
 static void record_weights(struct backend *b, struct cpu_op *c) {
@@ -475,7 +475,7 @@ static int cpu_load(struct backend *b, struct backend_weights weights, struct pl
     b->region[REGION_WEIGHTS] = (uint8_t *)weights.base; /* never written */
     b->bytes[REGION_WEIGHTS] = weights.bytes;
     struct cutter cutter = {.block = b->work_block};
-    cut_rooms(b, &cutter, &needs, b->rooms);
+    cut_workspace(b, &cutter, &needs, b->scratch);
     float *taps = cut(&cutter, needs.taps, sizeof(float));
     b->packed_bytes = 0; /* counted again while listing */
     if ((status = list_packed(b, plans[0], err)))
@@ -512,7 +512,7 @@ static struct cpu_step step_of(struct backend *b, int thread, int threads) {
         .outputs = (struct io_output *)(io + plan->io.outputs),
         .thread = thread,
         .threads = threads,
-        .room = &b->rooms[thread],
+        .scratch = &b->scratch[thread],
     };
 }
 

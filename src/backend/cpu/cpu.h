@@ -49,7 +49,7 @@ struct cpu_packed {
 };
 
 /* One thread's own scratch memory. */
-struct cpu_room {
+struct cpu_scratch {
     float *tile;              /* results of a few weight rows for all rows */
     float *keys;              /* (ATTEND_POSITIONS, d), decoded */
     float *qk;                /* (ATTEND_QUERIES, ATTEND_POSITIONS) */
@@ -81,7 +81,7 @@ struct backend {
     uint64_t n_parts;
     uint32_t *list; /* experts: pairs sorted by expert, and where each expert's begin */
     int32_t *ranks; /* (O, rank_blocks(V)): of the logits, by block */
-    struct cpu_room *rooms;
+    struct cpu_scratch *scratch; /* (threads) */
     struct backend_counters counters;
     const struct backend_observer *observer; /* NULL: nobody */
     /* The running step. */
@@ -106,7 +106,7 @@ struct cpu_step {
     const uint32_t *to; /* (rows) cells */
     struct io_output *outputs;
     int thread, threads;
-    struct cpu_room *room;
+    struct cpu_scratch *scratch;
 };
 
 typedef void cpu_op_fn(struct cpu_step *s);

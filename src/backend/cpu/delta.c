@@ -135,14 +135,14 @@ static float softplus(float x) {
     return x > 20 ? x : log1pf(expf(x));
 }
 
-/* room: 2 * dk values for k and q. */
+/* kq: 2 * dk values for k and q. */
 static struct delta_row prepare(struct cpu_step *s, const struct op_delta *d, uint32_t row,
-                                uint32_t head, float *room) {
+                                uint32_t head, float *kq) {
     uint32_t group = d->value_heads / d->key_heads, dk = d->key_width;
     uint32_t key_head = d->head_map == HEADS_TILED ? head % d->key_heads : head / group;
     const float *y = s->b->conv + (uint64_t)row * d->window.dims[0];
     const float *in = row_of(s, &d->in, row);
-    float *q = room, *k = room + dk;
+    float *q = kq, *k = kq + dk;
     l2_norm(q, y + key_head * dk, 1 / sqrtf((float)dk), dk);
     l2_norm(k, y + (d->key_heads + key_head) * dk, 1, dk);
     float a = ((const float *)at(s, &d->a))[head], dt = ((const float *)at(s, &d->dt))[head];
@@ -249,7 +249,7 @@ static void run_rows(struct cpu_step *s, const struct op_delta *d, const struct 
     uint32_t v_at = 2 * d->key_heads * dk + head * dv, row = g->first_row + first;
     struct delta_row rows[DELTA_BLOCK_ROWS];
     for (uint32_t r = 0; r < n; r++)
-        rows[r] = prepare(s, d, row + r, head, s->room->delta + (uint64_t)r * 2 * dk);
+        rows[r] = prepare(s, d, row + r, head, s->scratch->delta + (uint64_t)r * 2 * dk);
     for (uint32_t j = 0; j < dv; j += STATE_TILE) {
         uint32_t tile = dv - j < STATE_TILE ? dv - j : STATE_TILE;
         step_fn *step = dk % LANES || tile % STATE_ROWS ? step_rows_any

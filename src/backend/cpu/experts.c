@@ -32,7 +32,7 @@ void cpu_route(struct cpu_step *s) {
     uint32_t width = r->in.dims[0], experts = r->router.dims[1];
     struct share share = share_of(s, s->io->n_rows, 1);
     for (uint32_t row = share.begin; row < share.end && !is_cancelled(s); row++) {
-        float *x = s->b->rows + (uint64_t)row * width, *logits = s->room->tile;
+        float *x = s->b->rows + (uint64_t)row * width, *logits = s->scratch->tile;
         int32_t *choice = (int32_t *)at(s, &r->choice) + (uint64_t)row * r->choice.stride;
         float *weight = row_of(s, &r->weight, row), sum = 0;
         cpu_norm(x, row_of(s, &r->in, row), at(s, &r->norm), r->eps, width);
@@ -114,7 +114,7 @@ static void run_expert_in(struct cpu_step *s, const struct op_experts_in *e, con
     observe(s, expert, is_shared ? &e->shared_up : &e->up, is_shared ? 0 : expert, acts.x, n);
     for (uint32_t f = share.begin; f < share.end && !is_cancelled(s); f += step) {
         uint32_t count = share.end - f < step ? share.end - f : step;
-        float *a = s->room->tile, *b = a + (uint64_t)count * n;
+        float *a = s->scratch->tile, *b = a + (uint64_t)count * n;
         uint32_t matrix = is_shared ? 0 : expert;
         gate->kernel->run(matrix_of(gate, matrix), f, count, &acts, a, count);
         up->kernel->run(matrix_of(up, matrix), f, count, &acts, b, count);

@@ -8,9 +8,9 @@
 #include <string.h>
 
 /* See scale_of in quant.c. */
-ACTS_INLINE float act_scale(int32_t most) {
+ACTS_INLINE float act_scale(int32_t max) {
     float d;
-    memcpy(&d, &most, sizeof d);
+    memcpy(&d, &max, sizeof d);
     d /= 127.0f;
     return d < FLT_MIN ? 0.0f : d;
 }

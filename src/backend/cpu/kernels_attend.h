@@ -315,9 +315,9 @@ static attend_qk_fn *const attend_qk_f16[] = {NULL, FOR_EACH_ATTEND_ROWS(ATTEND_
                                                         FOR_EACH_ATTEND_MORE(ATTEND_ENTRY_QK_F16)};
 static attend_qk_fn *const attend_qk_f32[] = {NULL, FOR_EACH_ATTEND_ROWS(ATTEND_ENTRY_QK_F32)};
 
-/* How many of n queries go together next, `most` or fewer: as even as can be. */
-static inline uint32_t attend_rows(uint32_t n, uint32_t most) {
-    uint32_t turns = (n + most - 1) / most;
+/* How many of n queries go together next, `max` or fewer: as even as can be. */
+static inline uint32_t attend_rows(uint32_t n, uint32_t max) {
+    uint32_t turns = (n + max - 1) / max;
     return (n + turns - 1) / turns;
 }
 
@@ -405,9 +405,9 @@ static TARGET void attend_qk_turned(const struct attend_split *s, uint32_t first
 
 /* A vector of one position is part of a row of the cache. */
 static bool attend_is_direct(const struct attend_split *s, uint32_t first, uint32_t align) {
-    uint32_t most = s->type == DT_F16 ? ATTEND_F16_DIRECT : ATTEND_DIRECT;
+    uint32_t max = s->type == DT_F16 ? ATTEND_F16_DIRECT : ATTEND_DIRECT;
     return (s->type == DT_F16 || s->type == DT_F32) && s->width % align == 0 &&
-           s->n_queries - first <= most;
+           s->n_queries - first <= max;
 }
 
 static TARGET void attend_qk_decoded(const struct attend_split *s, uint32_t first, uint32_t n) {
@@ -601,11 +601,11 @@ static TARGET void attend_pv(const struct attend_split *s, bool is_direct, uint3
         is_direct && s->next ? attend_ahead(s->next, ATTEND_POSITIONS * row) : none;
     struct attend_values v = {.row = row};
     const attend_pv_table *tiles = attend_pv_of(s, is_direct, &v);
-    uint32_t most = tiles == attend_pv_f16 ? ATTEND_F16_ROWS : ATTEND_ROWS;
+    uint32_t max = tiles == attend_pv_f16 ? ATTEND_F16_ROWS : ATTEND_ROWS;
     if (!is_direct)
         v.row = attend_stride(s->width) * sizeof(float);
     /* Queries that go together use a value once: nothing is gained by L1. */
-    bool is_once = is_direct && s->n_queries - first <= most;
+    bool is_once = is_direct && s->n_queries - first <= max;
     for (uint32_t p = begin, run = is_once ? n : attend_run(s); p < n; p += run) {
         uint32_t end = p + run < n ? p + run : n;
         const uint8_t *from = (const uint8_t *)s->values + p * row;
@@ -613,7 +613,7 @@ static TARGET void attend_pv(const struct attend_split *s, bool is_direct, uint3
             attend_decode_rows(s, from, end - p);
         v.at = is_direct ? from : (const uint8_t *)s->tile;
         for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
-            rows = attend_rows(s->n_queries - q, most);
+            rows = attend_rows(s->n_queries - q, max);
             v.ahead = q == first ? &ahead : &none;
             attend_pv_some(s, tiles, v, q, rows, p, end);
         }

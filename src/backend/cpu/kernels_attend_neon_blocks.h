@@ -89,13 +89,13 @@ static void blocks_read_scales(const struct attend_split *s, const uint8_t *from
 
 /* y = x * by for n values, a multiple of four; the largest of |x|, or NaN. */
 static float blocks_scale(float *y, const float *x, float by, uint32_t n) {
-    float32x4_t most = vdupq_n_f32(0);
+    float32x4_t max = vdupq_n_f32(0);
     for (uint32_t i = 0; i < n; i += 4) {
         float32x4_t v = vld1q_f32(x + i);
-        most = vmaxq_f32(most, vabsq_f32(v));
+        max = vmaxq_f32(max, vabsq_f32(v));
         vst1q_f32(y + i, vmulq_n_f32(v, by));
     }
-    return vmaxvq_f32(most);
+    return vmaxvq_f32(max);
 }
 
 /* ---- QK -------------------------------------------------------------------------------------- */

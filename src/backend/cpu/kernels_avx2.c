@@ -103,11 +103,11 @@ INLINE __m256i negate(__m256i w, __m256i signs, int j) {
 /* The largest of n values (a multiple of 32) without their signs, as bits. */
 INLINE int32_t largest_bits(const float *x, uint32_t n) {
     const __m256i no_sign = _mm256_set1_epi32(0x7fffffff);
-    __m256i most = _mm256_setzero_si256();
+    __m256i max = _mm256_setzero_si256();
     for (uint32_t i = 0; i < n; i += 8)
-        most = _mm256_max_epi32(
-            most, _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(x + i)), no_sign));
-    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+        max = _mm256_max_epi32(
+            max, _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(x + i)), no_sign));
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(max), _mm256_extracti128_si256(max, 1));
     four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
     return _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 }
@@ -153,7 +153,7 @@ struct format {
     int runs;                                                      /* scales in a group: 1 or 2 */
     int bias_log2; /* the weights' bias is a power of two; 0: none */
     bool has_min;
-    int most; /* the largest weight, with its bias; 255: signed bytes */
+    int max; /* the largest weight, with its bias; 255: signed bytes */
 };
 
 /* Sums of two products each, 16 bits wide. */
@@ -161,7 +161,7 @@ INLINE __m256i multiply_pairs(const struct format *f, __m256i w, const int8_t *q
     int32_t four;
     memcpy(&four, q, sizeof four);
     __m256i x = _mm256_set1_epi32(four);
-    if (f->most < 128)
+    if (f->max < 128)
         return _mm256_maddubs_epi16(w, x);
     return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
 }
@@ -169,7 +169,7 @@ INLINE __m256i multiply_pairs(const struct format *f, __m256i w, const int8_t *q
 /* The dot products of run h of a group. */
 INLINE __m256i dot_run(const struct format *f, const struct opened *w, const struct act_group *a,
                        int h) {
-    int n = 8 / f->runs, fit = f->most < 16 ? 8 : f->most < 32 ? 4 : f->most < 64 ? 2 : 1;
+    int n = 8 / f->runs, fit = f->max < 16 ? 8 : f->max < 32 ? 4 : f->max < 64 ? 2 : 1;
     int batch = fit < n ? fit : n;
     int32_t minus = f->runs == 1 ? a->minus_sum : a->minus_half[h];
     __m256i dot = _mm256_set1_epi32(f->bias_log2 ? minus * (1 << f->bias_log2) : 0);

@@ -100,10 +100,10 @@ INLINE __m512i negate(__m512i w, __m512i signs, int j) {
 /* The largest of n values (a multiple of 32) without their signs, as bits. */
 INLINE int32_t largest_bits(const float *x, uint32_t n) {
     const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
-    __m512i most = _mm512_setzero_si512();
+    __m512i max = _mm512_setzero_si512();
     for (uint32_t i = 0; i < n; i += 16)
-        most = _mm512_max_epi32(most, _mm512_and_si512(_mm512_loadu_si512(x + i), no_sign));
-    return _mm512_reduce_max_epi32(most);
+        max = _mm512_max_epi32(max, _mm512_and_si512(_mm512_loadu_si512(x + i), no_sign));
+    return _mm512_reduce_max_epi32(max);
 }
 
 /* 32 values to int8; sum: of either half. */
@@ -135,7 +135,7 @@ struct format {
     int runs;                                                      /* scales in a group: 1 or 2 */
     int bias_log2; /* the weights' bias is a power of two; 0: none */
     bool has_min;
-    int most; /* the largest weight, with its bias */
+    int max; /* the largest weight, with its bias */
 };
 
 /* The dot products of run h of a group: the bias is taken off first. */
@@ -353,7 +353,7 @@ AMX_INLINE void project_amx(const struct format *f, const void *weights, uint32_
         _tile_release();
 }
 
-#define PROJECT_AMX(TYPE, type, runs, bias_log2, has_min, most)                                    \
+#define PROJECT_AMX(TYPE, type, runs, bias_log2, has_min, max)                                     \
     static AMX void project_amx_##type(const void *weights, uint32_t first, uint32_t count,        \
                                        const struct activations *acts, float *out,                 \
                                        size_t out_stride) {                                        \

@@ -17,11 +17,11 @@
 /* The largest of n values (a multiple of 32) without their signs, as bits. */
 INLINE int32_t largest_bits(const float *x, uint32_t n) {
     const int32x4_t no_sign = vdupq_n_s32(0x7fffffff);
-    int32x4_t most[2] = {vdupq_n_s32(0), vdupq_n_s32(0)};
+    int32x4_t max[2] = {vdupq_n_s32(0), vdupq_n_s32(0)};
     for (uint32_t i = 0; i < n; i += 8)
-        UNROLL for (uint32_t j = 0; j < 2; j++) most[j] =
-            vmaxq_s32(most[j], vandq_s32(vreinterpretq_s32_f32(vld1q_f32(x + i + 4 * j)), no_sign));
-    return vmaxvq_s32(vmaxq_s32(most[0], most[1]));
+        UNROLL for (uint32_t j = 0; j < 2; j++) max[j] =
+            vmaxq_s32(max[j], vandq_s32(vreinterpretq_s32_f32(vld1q_f32(x + i + 4 * j)), no_sign));
+    return vmaxvq_s32(vmaxq_s32(max[0], max[1]));
 }
 
 /* Four values: the integer is in the lowest byte. */

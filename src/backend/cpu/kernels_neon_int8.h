@@ -1060,9 +1060,9 @@ static void project(const struct format *f, const struct adders *add, const void
     struct tiles tiles = {.groups = acts->k / 32};
     tiles.bytes = (size_t)(tiles.groups / (uint32_t)f->groups) * f->size;
     tiles.at = (const uint8_t *)weights + first / NEON_TILE * tiles.bytes;
-    const uint32_t most = TILES * NEON_TILE;
-    for (uint32_t n = 0; n < count; n += most, tiles.at += TILES * tiles.bytes) {
-        uint32_t columns = count - n < most ? count - n : most;
+    const uint32_t max = TILES * NEON_TILE;
+    for (uint32_t n = 0; n < count; n += max, tiles.at += TILES * tiles.bytes) {
+        uint32_t columns = count - n < max ? count - n : max;
         tiles.count = (columns + NEON_TILE - 1) / NEON_TILE;
         for (uint32_t r = 0, done; r < acts->n_rows; r += done) {
             float *to = out + r * out_stride + n;

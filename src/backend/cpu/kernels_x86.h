@@ -386,7 +386,7 @@ INLINE void project(const struct format *f, const void *weights, uint32_t first,
     }
 }
 
-/* X(TYPE, type, runs, bias_log2, has_min, most): most is the largest stored weight. */
+/* X(TYPE, type, runs, bias_log2, has_min, max): max is the largest stored weight. */
 /* clang-format off */
 #define FORMATS(X)                                                                                 \
     X(Q4_0,   q4_0,   1, 3, false, 15)                                                             \
@@ -411,9 +411,9 @@ INLINE void project(const struct format *f, const void *weights, uint32_t first,
     X(IQ1_M,   iq1_m,   2, 4, false, 25)
 /* clang-format on */
 
-#define PROJECT(TYPE, type, runs, bias_log2, has_min, most)                                        \
+#define PROJECT(TYPE, type, runs, bias_log2, has_min, max)                                         \
     static const struct format format_##type = {                                                   \
-        open_##type, PACK_GROUPS_##type, TILE * PACK_SIZE_##type, runs, bias_log2, has_min, most}; \
+        open_##type, PACK_GROUPS_##type, TILE * PACK_SIZE_##type, runs, bias_log2, has_min, max};  \
     static uint64_t bytes_##type(uint32_t k, uint32_t n) {                                         \
         return packed_bytes(DT_##TYPE, (struct packing){TILE, WHOLE_FLIP}, k, n);                  \
     }                                                                                              \

@@ -206,8 +206,8 @@ struct pick_row {
     uint32_t n, n_blocks;
     bool is_changed;
     const float *logits;
-    float *x; /* changed logits in room, or the logits themselves */
-    float *room;
+    float *x; /* adjusted, or the logits themselves */
+    float *adjusted;
     uint64_t *order;
     int32_t *ranks; /* (n_blocks): the best of each block of the logits */
     int32_t *best;  /* (n_blocks): the same of x */
@@ -229,12 +229,12 @@ void cpu_rank_logits(struct cpu_step *s, uint32_t i, const float *logits, struct
 
 static struct pick_row row_at(const struct cpu_step *s, const struct op_pick *p, uint32_t i) {
     const struct io_output *o = &s->outputs[i];
-    struct pick_row r = {.o = o, .n = o->n_vocab, .room = row_of(s, &p->adjusted, i)};
+    struct pick_row r = {.o = o, .n = o->n_vocab, .adjusted = row_of(s, &p->adjusted, i)};
     r.n_blocks = rank_blocks(r.n);
     r.is_changed =
         (o->flags & IO_WANTS_TOKEN) && (o->flags & IO_HAS_MASK || o->n_bias || has_penalties(o));
     r.logits = row_of(s, &p->logits, i);
-    r.x = r.is_changed ? r.room : (float *)r.logits;
+    r.x = r.is_changed ? r.adjusted : (float *)r.logits;
     r.order = (uint64_t *)at(s, &p->order) + (uint64_t)i * p->order.stride;
     r.ranks = ranks_of(s, i);
     r.best = r.is_changed ? (int32_t *)r.order : r.ranks;
@@ -251,7 +251,7 @@ static uint32_t list_all(const struct pick_row *r, uint64_t *keys) {
 /* Those that may be among the best m: not less than the best of the m-th best block. Returns how
  * many there are, 0: too many. */
 static uint32_t list_best(const struct pick_row *r, uint64_t *keys, uint32_t m) {
-    uint32_t count = 0, most = r->n / 2 - r->n_blocks;
+    uint32_t count = 0, max = r->n / 2 - r->n_blocks;
     for (uint32_t b = 0; b < r->n_blocks; b++)
         keys[b] = key_of(r->best[b], b);
     select_top(keys, r->n_blocks, m);
@@ -263,7 +263,7 @@ static uint32_t list_best(const struct pick_row *r, uint64_t *keys, uint32_t m) 
             continue;
         uint32_t begin = b * RANK_BLOCK,
                  end = r->n - begin < RANK_BLOCK ? r->n : begin + RANK_BLOCK;
-        if (most - count < RANK_BLOCK)
+        if (max - count < RANK_BLOCK)
             return 0;
         for (uint32_t i = begin; i < end; i++) {
             int32_t rank = rank_of(r->x[i]);
@@ -315,7 +315,7 @@ struct buckets {
     uint16_t *of;  /* (n, and a block) */
     uint64_t *keys;
     float *p;
-    uint32_t most; /* keys that there is room for */
+    uint32_t max; /* keys */
 };
 
 /* Buckets for twice the way from the best to the mean of some: per bucket, one divided by its
@@ -336,10 +336,10 @@ static float bucket_width(const struct pick_row *r, float scale, float best) {
 static bool fill_buckets(struct buckets *b, const struct pick_row *r, float shift) {
     enum { PART = 1024 };
     float p[PART], best = float_of(best_rank(r));
-    *b = (struct buckets){.r = r, .scale = 1 / r->o->temperature, .shift = shift, .most = r->n / 4};
+    *b = (struct buckets){.r = r, .scale = 1 / r->o->temperature, .shift = shift, .max = r->n / 4};
     b->of = (uint16_t *)(r->order + r->n_blocks); /* after best */
     b->keys = r->order + r->n_blocks + (r->n + RANK_BLOCK) / 4 + 1;
-    b->p = (float *)(b->keys + b->most);
+    b->p = (float *)(b->keys + b->max);
     b->per = is_plain(r, best_rank(r)) ? bucket_width(r, b->scale, best) : 0;
     if (b->per == 0 || r->n < PART)
         return false;
@@ -387,7 +387,7 @@ static bool open_bucket(struct buckets *b, uint32_t bucket, uint32_t *count) {
     for (uint32_t at = 0; at < r->n; at += RANK_BLOCK) {
         if (!is_in_block(b->of + at, same))
             continue;
-        if (b->most - *count < RANK_BLOCK)
+        if (b->max - *count < RANK_BLOCK)
             return false;
         for (uint32_t i = at; i < at + RANK_BLOCK; i += 8) {
             if (!has_any(find_in_eight(b->of + i, same)))
@@ -499,7 +499,7 @@ static int32_t draw_best(const struct pick_row *r, float shift, double total, do
                 return token;
             are_all = true;
             keys = r->order;
-            p = r->room; /* keys have all that is needed of it */
+            p = r->adjusted; /* keys have all that is needed of it */
             listed = list_all(r, keys);
         }
         select_top(keys, listed, taken);

@@ -103,7 +103,7 @@ static void multiply_into(struct cpu_step *s, uint32_t i, const struct activatio
         w->kernel->run(w->data, first, count, acts, out, p->out.stride);
         return;
     }
-    const float *tile = multiply(s, i, acts, first, count, s->room->tile);
+    const float *tile = multiply(s, i, acts, first, count, s->scratch->tile);
     for (uint32_t r = 0; r < acts->n_rows; r++, tile += count, out += p->out.stride) {
         if (p->epilogue == EPILOGUE_ADD)
             row_add(out, tile, count);
@@ -135,7 +135,7 @@ static void run_swiglu(struct cpu_step *s, const struct activations *acts) {
     uint32_t step = tile_rows(acts->n_rows, grain);
     for (uint32_t n = share.begin; n < share.end && !is_cancelled(s); n += step) {
         uint32_t count = share.end - n < step ? share.end - n : step;
-        float *both = s->room->tile;
+        float *both = s->scratch->tile;
         const float *gate = multiply(s, 0, acts, n, count, both);
         const float *up = multiply(s, 1, acts, n, count, both + (uint64_t)count * acts->n_rows);
         for (uint32_t r = 0; r < acts->n_rows; r++)

@@ -21,20 +21,20 @@ RANK_TARGET bool RANKS(row_ranks)(const float *x, int32_t *best, size_t n) {
     RANKS(rank_floats) zeros = {0};
     size_t i = 0;
     for (; i + RANK_BLOCK <= n; i += RANK_BLOCK) {
-        RANKS(ranks) most[LANES / RANK_LANES];
-        EACH_RANKS(u) most[u] = (RANKS(ranks)){0} + INT32_MIN;
+        RANKS(ranks) max[LANES / RANK_LANES];
+        EACH_RANKS(u) max[u] = (RANKS(ranks)){0} + INT32_MIN;
         for (size_t k = i; k < i + RANK_BLOCK; k += LANES) {
             __builtin_prefetch(x + k + AHEAD);
             EACH_RANKS(u) {
                 RANKS(rank_floats) v;
                 memcpy(&v, x + k + u * RANK_LANES, sizeof v);
                 RANKS(ranks) bits = (RANKS(ranks))v;
-                most[u] = rank_max(bits ^ (bits >> 31 & INT32_MAX), most[u]);
+                max[u] = rank_max(bits ^ (bits >> 31 & INT32_MAX), max[u]);
                 zeros += v * 0.0f;
             }
         }
         ivec4 four[LANES / 4];
-        memcpy(four, most, sizeof four);
+        memcpy(four, max, sizeof four);
         for (int k = 1; k < LANES / 4; k++)
             four[0] = rank_max(four[0], four[k]);
         int32_t a = rank_most(four[0][0], four[0][1]), b = rank_most(four[0][2], four[0][3]);
