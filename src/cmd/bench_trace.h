@@ -9,9 +9,9 @@
  * ended, and those whose answers it repeats. NEW is how many tokens are generated. The parts make
  * up the prompt:
  *
- * tSEED:N          N tokens of the text with that seed
- *   aREQUEST:FROM:N  N tokens of the answer to an earlier request (the first is 0), from FROM on e
- *   the token that ends a turn */
+ *   tSEED:N          N tokens of the text with that seed
+ *   aREQUEST:FROM:N  N tokens of the answer to an earlier request (the first is 0), from FROM on
+ *   e                the token that ends a turn */
 #ifndef CMD_BENCH_TRACE_H
 #define CMD_BENCH_TRACE_H
 

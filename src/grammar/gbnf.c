@@ -1,8 +1,9 @@
 /* gbnf.c - GBNF, llama.cpp's notation for grammars, read into expressions.
  *
- *   rule     ::= name "::=" choice choice   ::= sequence ("|" sequence)* sequence ::= (part ("*" |
- *   "+" | "?" | "{n}" | "{n,}" | "{,m}" | "{n,m}")*)* part     ::= "literal" | [class] | [^class] |
- *   "." | name | "(" choice ")"
+ *   rule     ::= name "::=" choice
+ *   choice   ::= sequence ("|" sequence)*
+ *   sequence ::= (part ("*" | "+" | "?" | "{n}" | "{n,}" | "{,m}" | "{n,m}")*)*
+ *   part     ::= "literal" | [class] | [^class] | "." | name | "(" choice ")"
  *
  * A rule may span lines, until the next name before "::=". Comments run from # to the end of the
  * line. Names are letters, digits, - and _. */

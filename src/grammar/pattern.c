@@ -1,8 +1,8 @@
 /* pattern.c - regular expressions of `pattern`: the part that describes a regular language.
  *
- *   choice   ::= sequence ("|" sequence)* sequence ::= (atom ("*" | "+" | "?" | "{n}" | "{n,}" |
- *   "{n,m}") "?"?)* atom     ::= character | "." | [class] | \d \w \s \D \W \S | "(" choice ")" |
- *   "(?:" choice ")"
+ *   choice   ::= sequence ("|" sequence)*
+ *   sequence ::= (atom ("*" | "+" | "?" | "{n}" | "{n,}" | "{n,m}") "?"?)*
+ *   atom     ::= character | "." | [class] | \d \w \s \D \W \S | "(" choice ")" | "(?:" choice ")"
  *
  * Outside groups a sequence may begin with ^ and end with $; where it does not, any characters may
  * stand there. Where dialects differ (which letters \w means, what . leaves out) only what all

@@ -8,8 +8,9 @@
 
 /* What conversations take with the real templates of tests/data/templates, in units of work and in
  * processor time on a Xeon of 2.5 GHz:
- *   500 messages, 1 MB                    8 to  13 M    8 to  14 ms 2000 messages, 2 MB, 50 tools
- *   21 to  35 M   16 to  31 ms 10000 messages, 2 MB, 50 tools       42 to 122 M   39 to 108 ms
+ *   500 messages, 1 MB                    8 to  13 M    8 to  14 ms
+ *   2000 messages, 2 MB, 50 tools        21 to  35 M   16 to  31 ms
+ *   10000 messages, 2 MB, 50 tools       42 to 122 M   39 to 108 ms
  * Templates that do one operation over and over take 0.3 to 2.4 ns per unit (test_jinja_cost.c), so
  * too much work hits the limit before the clock does, unless the machine is slow. */
 enum {
