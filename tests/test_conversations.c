@@ -110,6 +110,20 @@ struct rig {
     struct sluice_facts facts;
 };
 
+/* One thread and a small context; with a folder a cache in it, and snapshots. */
+static struct sluice_engine_options options_with(const char *folder) {
+    struct sluice_engine_options o = sluice_engine_options_default();
+    o.backend = "cpu";
+    o.threads = 1;
+    o.context = 1000;
+    if (!folder)
+        return o;
+    o.snapshot_bytes = 4 << 20;
+    o.cache_dir = folder;
+    o.cache_dir_bytes = 100 << 20;
+    return o;
+}
+
 static bool rig_open(struct rig *r, const char *path, uint32_t sequences) {
     struct sluice_engine_options o = sluice_engine_options_default();
     *r = (struct rig){0};
@@ -354,16 +368,13 @@ TEST(engine_two_on_one_folder_answer_as_alone) {
     enum { ROUNDS = 30, PROMPTS = 6 };
     for (int m = 0; m < 2; m++) {
         char folder[] = "/tmp/sluice-kept-XXXXXX";
-        struct sluice_engine_options o = sluice_engine_options_default();
+        struct sluice_engine_options o = options_with(NULL);
         struct rig rigs[3] = {0}; /* the third is alone */
         float *right[PROMPTS], *logits;
         int32_t tokens[PROMPTS];
         struct sluice_reuse reuse;
         uint64_t random = 5, from_disk = 0;
         EXPECT(mkdtemp(folder) != NULL);
-        o.backend = "cpu";
-        o.threads = 1;
-        o.context = 1000;
         EXPECT_INT(sluice_model_open(&rigs[0].model, test_data(models[m])), SLUICE_OK);
         sluice_model_facts(rigs[0].model, &rigs[0].facts);
         size_t bytes = (size_t)rigs[0].facts.n_logits * sizeof *logits;
@@ -419,16 +430,10 @@ static int count_whole(const char *path, const struct stat *st, int kind, struct
 /* Reads n tokens; `reuse` as resume says it. */
 static void read_once(const char *path, const char *folder, uint32_t n, struct sluice_reuse *reuse,
                       bool is_killed) {
-    struct sluice_engine_options o = sluice_engine_options_default();
+    struct sluice_engine_options o = options_with(folder);
     struct rig r = {0};
     sluice_seq *seq = NULL;
     int32_t tokens[1000], token;
-    o.backend = "cpu";
-    o.threads = 1;
-    o.context = 1000;
-    o.snapshot_bytes = 4 << 20;
-    o.cache_dir = folder;
-    o.cache_dir_bytes = 100 << 20;
     EXPECT_INT(sluice_model_open(&r.model, path), SLUICE_OK);
     EXPECT_INT(sluice_engine_open(&r.engine, r.model, &o), SLUICE_OK);
     sluice_model_facts(r.model, &r.facts);
@@ -482,17 +487,11 @@ TEST(engine_writes_what_is_dear_to_read_again) {
     };
     for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char folder[] = "/tmp/sluice-kept-XXXXXX";
-        struct sluice_engine_options o = sluice_engine_options_default();
         struct rig r = {0};
         sluice_seq *seq = NULL;
         int32_t tokens[700], token;
         EXPECT(mkdtemp(folder) != NULL);
-        o.backend = "cpu";
-        o.threads = 1;
-        o.context = 1000;
-        o.snapshot_bytes = 4 << 20;
-        o.cache_dir = folder;
-        o.cache_dir_bytes = 100 << 20;
+        struct sluice_engine_options o = options_with(folder);
         EXPECT_INT(sluice_model_open(&r.model, test_data(models[HYBRID])), SLUICE_OK);
         EXPECT_INT(sluice_engine_open(&r.engine, r.model, &o), SLUICE_OK);
         const struct state_layout *l = &r.engine->state.layout;
@@ -524,14 +523,11 @@ TEST(engine_writes_what_is_dear_to_read_again) {
 TEST(engine_next_turn_with_no_page_to_spare) {
     for (int i = 0; i < 8; i++) {
         char folder[] = "/tmp/sluice-kept-XXXXXX";
-        struct sluice_engine_options o = sluice_engine_options_default();
+        struct sluice_engine_options o = options_with(NULL);
         struct rig r = {0};
         sluice_seq *seq = NULL;
         int32_t tokens[900], token;
         EXPECT(mkdtemp(folder) != NULL);
-        o.backend = "cpu";
-        o.threads = 1;
-        o.context = 1000;
         EXPECT_INT(sluice_model_open(&r.model, test_data(models[i % 2])), SLUICE_OK);
         EXPECT_INT(sluice_engine_open(&r.engine, r.model, &o), SLUICE_OK);
         const struct state_layout *l = &r.engine->state.layout;
