@@ -503,17 +503,39 @@ TEST(random_caches_of_what_is_no_number) {
 /* ---- sizes ------------------------------------------------------------------------------------
  */
 
+/* Keys and tensors of a file that its model alone would not have. */
+struct odd_parts {
+    uint32_t blocks, drafts; /* block_count and nextn_predict_layers; 0: as they are */
+    const char *tensors[3];  /* of one value each */
+};
+
+static int describe_odd(const struct random_model *m, const struct odd_parts *odd,
+                        struct gguf_writer *w, struct err *err) {
+    char blocks[64], drafts[64];
+    snprintf(blocks, sizeof blocks, "%s.block_count", m->arch);
+    snprintf(drafts, sizeof drafts, "%s.nextn_predict_layers", m->arch);
+    int status = random_model_describe(m, w, err);
+    if (!status && odd->blocks)
+        status = gguf_write_u32(w, blocks, odd->blocks, err);
+    if (!status && odd->drafts)
+        status = gguf_write_u32(w, drafts, odd->drafts, err);
+    for (int i = 0; !status && i < 3 && odd->tensors[i]; i++)
+        status = gguf_write_tensor(w, str_of(odd->tensors[i]), DT_F32, (uint64_t[]){1}, 1, err);
+    return status;
+}
+
 /* The header of a model, and nothing but holes after it. */
-static bool write_holes(const struct random_model *m, const char *path) {
+static bool write_holes(const struct random_model *m, const struct odd_parts *odd,
+                        const char *path) {
     struct gguf_writer *w = NULL;
     struct err err = {0};
     void *header = NULL;
     size_t size = 0;
     FILE *f = fopen(path, "wb");
-    bool is_there =
-        f && !gguf_writer_open(&w, NULL, 0, &err) && !random_model_describe(m, w, &err) &&
-        !gguf_writer_header(w, &header, &size, &err) && fwrite(header, size, 1, f) == 1 &&
-        fflush(f) == 0 && ftruncate(fileno(f), (off_t)gguf_writer_size(w)) == 0;
+    bool is_there = f && !gguf_writer_open(&w, NULL, 0, &err) && !describe_odd(m, odd, w, &err) &&
+                    !gguf_writer_header(w, &header, &size, &err) &&
+                    fwrite(header, size, 1, f) == 1 && fflush(f) == 0 &&
+                    ftruncate(fileno(f), (off_t)gguf_writer_size(w)) == 0;
     EXPECT(is_there && fclose(f) == 0);
     gguf_writer_abort(w);
     free(header);
@@ -540,7 +562,7 @@ TEST(random_models_of_impossible_size) {
     o.exact = true;
     o.context = 1 << 24;
     o.sequences = o.batch = 4096;
-    if (!write_holes(&m, path))
+    if (!write_holes(&m, &(struct odd_parts){0}, path))
         return;
     EXPECT_INT(sluice_model_open(&model, path), SLUICE_OK);
     EXPECT_INT(sluice_engine_open(&engine, model, &o), SLUICE_ERR_MEMORY);
@@ -550,6 +572,52 @@ TEST(random_models_of_impossible_size) {
         test_fail(__FILE__, __LINE__, "%s", text);
     sluice_engine_close(engine);
     sluice_model_close(model);
+    remove(path);
+}
+
+/* ---- what would be left out -------------------------------------------------------------------
+ */
+
+/* A file with tensors that the model would run without is refused; draft blocks may be left out. */
+TEST(random_files_with_more_than_the_model) {
+    static const struct {
+        const char *arch;
+        struct odd_parts odd;
+        const char *error; /* NULL: it opens */
+    } cases[] = {
+        {"llama", {0}, NULL},
+        {"llama", {.blocks = 1}, "llama.block_count is 1, expected 2, as there is a tensor blk.1."},
+        {"llama", {.tensors = {"blk.2.attn_q.weight"}}, "block_count is 2, expected 3, as there"},
+        {"qwen3", {.tensors = {"blk.5000.x"}}, "block_count is 2, expected 5001, as there"},
+        {"llama",
+         {.tensors = {"blk.1.attn_sinks.weight"}},
+         "tensor blk.1.attn_sinks.weight is unknown to the architecture llama"},
+        {"llama", {.tensors = {"blk.0.nextn.enorm.weight", "blk.0.x"}}, "blk.0.nextn.enorm.weight"},
+        {"llama", {.tensors = {"v.blk.7.attn_q.weight", "blk.x", "blk..y"}}, NULL},
+        {"qwen35", {0}, NULL},
+        {"qwen35", {.blocks = 3, .drafts = 1}, NULL}, /* there are such files */
+        {"qwen35",
+         {.blocks = 3, .drafts = 1, .tensors = {"blk.2.nextn.enorm.weight", "blk.2.x"}},
+         NULL},
+        {"qwen35", {.tensors = {"blk.2.x", "blk.2.nextn.enorm.weight"}}, NULL},
+        {"qwen35", {.blocks = 2, .drafts = 1}, "qwen35.block_count is 2, expected 3, as there"},
+        {"qwen35",
+         {.blocks = 3, .drafts = 1, .tensors = {"blk.2.attn_q.weight"}},
+         "qwen35.block_count is 3, expected 4, as there is a tensor blk.2.attn_q.weight"},
+    };
+    const char *path = test_temporary("more.gguf");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct random_model m = random_tiny(cases[i].arch);
+        sluice_model *model = NULL;
+        if (!write_holes(&m, &cases[i].odd, path))
+            continue;
+        int status = sluice_model_open(&model, path);
+        const char *text = status ? sluice_model_error(model) : "";
+        if (!cases[i].error != !status || (status && !strstr(text, cases[i].error)))
+            test_fail(__FILE__, __LINE__, "case %zu: %d %s, expected %s", i, status, text,
+                      cases[i].error ? cases[i].error : "success");
+        sluice_model_close(model);
+    }
     remove(path);
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/size.h"
 #include "model/arch.h"
+#include "model/mixture.h"
 
 /* A tensor of the file or folder under our name, whichever it is. */
 struct found {
@@ -19,6 +20,7 @@ static bool find(const struct model *m, const char *name, struct found *f) {
         f->tensor = gguf_tensor(m->file, name);
         if (!f->tensor)
             return false;
+        m->is_bound[f->tensor - m->file->tensors] = true;
         f->n_dims = f->tensor->n_dims;
         memcpy(f->dims, f->tensor->dims, sizeof f->dims);
         return true;
@@ -192,4 +194,53 @@ int bind_matrix(struct model *m, int block, const char *name, uint32_t k, uint32
 int bind_matrices(struct model *m, int block, const char *name, uint32_t k, uint32_t n, uint32_t e,
                   unsigned flags, struct operand *out, struct err *err) {
     return bind_planes(m, block, name, (uint32_t[4]){k, n, e}, flags, out, err);
+}
+
+/* ---- tensors that nothing asked for -----------------------------------------------------------
+ */
+
+/* Blocks after the last layer: only draft blocks may be left out, also those that no key counts. */
+static void find_drafts(const struct model *m, bool is_draft[MAX_LAYERS]) {
+    uint32_t block;
+    for (uint32_t i = 0; i < m->file->n_tensors; i++) {
+        struct str name = m->file->tensors[i].name;
+        if (block_index(name, &block) && block >= m->config.n_layers && block < MAX_LAYERS)
+            is_draft[block] |= str_contains(name, ".nextn.");
+    }
+}
+
+static int check_blocks(const struct model *m, const bool is_draft[MAX_LAYERS], struct err *err) {
+    const struct config *c = &m->config;
+    uint32_t block, at = 0, count = 0;
+    for (uint32_t i = 0; i < m->file->n_tensors; i++)
+        if (block_index(m->file->tensors[i].name, &block) && block >= c->n_layers &&
+            block >= count && (block >= MAX_LAYERS || !is_draft[block])) {
+            count = block + 1;
+            at = i;
+        }
+    if (!count)
+        return SLUICE_OK;
+    return err_set(err, SLUICE_ERR_FORMAT,
+                   "%s: key %s.block_count is %u, expected %u, as there is a tensor %.*s", m->path,
+                   c->arch, c->n_layers + c->n_mtp, count + c->n_mtp,
+                   STR_ARG(m->file->tensors[at].name));
+}
+
+int bind_check_leftovers(struct model *m, struct err *err) {
+    bool is_draft[MAX_LAYERS] = {0};
+    uint32_t block;
+    if (!m->file)
+        return SLUICE_OK; /* hub.c has done it */
+    find_drafts(m, is_draft);
+    int status = check_blocks(m, is_draft, err);
+    for (uint32_t i = 0; !status && i < m->file->n_tensors; i++) {
+        struct str name = m->file->tensors[i].name;
+        if (m->is_bound[i] || !block_index(name, &block))
+            continue;
+        if (!is_draft[block])
+            status = err_set(err, SLUICE_ERR_UNSUPPORTED,
+                             "%s: tensor %.*s is unknown to the architecture %s", m->path,
+                             STR_ARG(name), m->config.arch);
+    }
+    return status;
 }

@@ -143,6 +143,9 @@ int model_open(struct model **out, const char *path, struct err *err) {
         status = find_arch(m, err);
     if (!status)
         status = m->arch->config(m, err);
+    if (!status && m->file &&
+        !(m->is_bound = arena_array(&m->arena, m->file->n_tensors, sizeof *m->is_bound)))
+        status = err_memory(err, "tensor names");
     if (!status)
         status = bind_vocabulary(m, err);
     if (!status)
@@ -151,6 +154,8 @@ int model_open(struct model **out, const char *path, struct err *err) {
         status = err_memory(err, "the layers");
     if (!status)
         status = m->arch->bind(m, err);
+    if (!status)
+        status = bind_check_leftovers(m, err);
     if (status) {
         model_close(m);
         return status;

@@ -54,6 +54,7 @@ struct model {
     float rope_scale;
     struct layer *layers;
     struct bound_vector *vectors;
+    bool *is_bound;     /* the file's tensors that were asked for; NULL with a folder */
     uint32_t n_skipped; /* unused tensors of the file: draft blocks, vision towers */
 };
 
