@@ -445,6 +445,13 @@ def test_what_is_no_command_is_a_message():
     assert "cleared" in good(*QUICK, stdin=b"/reset")[1]
 
 
+def test_files_are_no_pipes():
+    for command in ("/save", "/load"):
+        code, out, err = chat(*QUICK, stdin=command.encode() + b" -\n", cwd=TMP)
+        assert code == 1 and f"{command} - is not standard output or input, expected a file" in err, err
+    assert not list(TMP.glob("-*")), list(TMP.glob("-*"))
+
+
 def test_help_lists_the_commands():
     out, err = good(stdin=b"/help\n")
     for name in "help system set regenerate save load fork undo clear back quit".split():

@@ -866,6 +866,10 @@ def test_prompt_cache():
     check_prompt_cache(TINY)
 
 
+def test_prompt_cache_is_no_pipe():
+    bad(2, "--prompt-cache is '-', expected a file", "run", SHIPPED, "-p", "a", "--prompt-cache", "-")
+
+
 def test_prompt_cache_of_attention_alone():
     check_prompt_cache(REFERENCE / "llama-a/model-f32.gguf")
 

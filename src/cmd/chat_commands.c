@@ -19,19 +19,26 @@ static int say_size(const struct talk *t, const char *what) {
 /* ---- files ------------------------------------------------------------------------------------
  */
 
-static const char *json_path(const char *path, char *out, size_t size) {
-    return (size_t)snprintf(out, size, "%s.json", path) < size ? out : NULL;
+static int json_path(const char *command, const char *path, char *out, size_t size) {
+    if (strcmp(path, "-") == 0)
+        return complain(EXIT_WORLD, "%s - is not standard output or input, expected a file",
+                        command);
+    if ((size_t)snprintf(out, size, "%s.json", path) < size)
+        return 0;
+    return complain(EXIT_WORLD, "%s: the path has %zu bytes, expected fewer", command,
+                    strlen(path));
 }
 
 /* Two files: the messages, and the sequence, so that they need not be processed again. */
 static int save(struct talk *t, const char *path) {
     char other[4096];
     struct err err = {0};
-    if (!json_path(path, other, sizeof other))
-        return complain(EXIT_WORLD, "/save: the path has %zu bytes, expected fewer", strlen(path));
+    int exit = json_path("/save", path, other, sizeof other);
+    if (exit)
+        return exit;
     if (conversation_check_replaced(other, &err))
         return fail(&err);
-    int exit = talk_trim(t); /* the file must not contain what was undone */
+    exit = talk_trim(t); /* the file must not contain what was undone */
     if (exit)
         return exit;
     if (sluice_seq_save(t->seq, path))
@@ -46,8 +53,9 @@ static int load(struct talk *t, const char *path) {
     char other[4096];
     struct err err = {0};
     sluice_seq *seq;
-    if (!json_path(path, other, sizeof other))
-        return complain(EXIT_WORLD, "/load: the path has %zu bytes, expected fewer", strlen(path));
+    int exit = json_path("/load", path, other, sizeof other);
+    if (exit)
+        return exit;
     size_t n = strlen(path), n_end = strlen(".json");
     if (n > n_end && strcmp(path + n - n_end, ".json") == 0 && access(other, F_OK) != 0) {
         snprintf(other, sizeof other, "%.*s", (int)(n - n_end), path);
@@ -61,7 +69,7 @@ static int load(struct talk *t, const char *path) {
         return fail_engine(t->engine);
     }
     conversation_restore(&t->conversation, messages);
-    int exit = talk_set_seq(t, seq);
+    exit = talk_set_seq(t, seq);
     return exit ? exit : say_size(t, "");
 }
 

@@ -318,6 +318,8 @@ static int check(const struct run *r) {
                         MAX_LOGPROBS);
     if (r->prompt && r->file)
         return complain(EXIT_USAGE, "run: -p and -f are both given, expected one of them");
+    if (r->cache && strcmp(r->cache, "-") == 0)
+        return complain(EXIT_USAGE, "run: --prompt-cache is '-', expected a file: it is read, too");
     int exit = constraint_check(&r->constraint, "run", r->common.ignore_eos);
     return exit == OPTS_GO_ON ? common_check(&r->common, "run") : exit;
 }
