@@ -316,6 +316,10 @@ def test_inspect_says_what_conversations_may_leave():
     assert 63 << 20 < plan["cache_bytes"] <= 64 << 20 and plan["cache_dir_bytes"] == 8 << 30, plan
     assert plan["backend"] == "cpu" and plan["context"] == 2048, plan
     assert not (TMP / "not made").exists()
+    plan, said = good("inspect", SHIPPED, "--json", "--snapshot-bytes", "1")
+    least = json.loads(plan)["memory"]["snapshot_bytes"]
+    assert f"(--snapshot-bytes) is 1, and a snapshot takes {least}: none are kept" in said, said
+    assert "snapshot" not in good("inspect", SHIPPED, "--snapshot-bytes", least)[1]
     text = good("inspect", SHIPPED, "--cache-bytes", "64M")[0].decode()
     assert "of recurrent state" in text and "\n  host memory " in text, text
 

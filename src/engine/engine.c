@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/size.h"
 
 enum {
@@ -153,6 +154,11 @@ static void plan_snapshots(struct setup *s, uint64_t budget, const struct state_
         s->n_pages * (1 + (uint64_t)IO_PAGE_POSITIONS / min_u32(s->grid, IO_PAGE_POSITIONS));
     uint64_t bought = budget / layout->recurrent_bytes;
     uint64_t n = bought < useful ? bought : useful;
+    if (budget && !bought) /* a default may be too small for a model, so it is no error */
+        log_line(LOG_WARN,
+                 "snapshot_bytes (--snapshot-bytes) is %llu, and a snapshot takes %llu: none are "
+                 "kept",
+                 (unsigned long long)budget, (unsigned long long)layout->recurrent_bytes);
     s->n_snapshots = n < MAX_SNAPSHOTS ? (uint32_t)n : MAX_SNAPSHOTS;
 }
 
