@@ -94,6 +94,10 @@ struct sluice_facts {
 };
 void sluice_model_facts(const sluice_model *model, struct sluice_facts *out);
 
+/* Its chat template in Jinja: not terminated, possibly with NUL bytes. Length 0: it has none. Never
+ * NULL; lives as long as the model. */
+const char *sluice_model_template(const sluice_model *model, size_t *length);
+
 /* True for tokens that end an answer (EOS, end of turn). */
 bool sluice_token_is_end(const sluice_model *model, int32_t token);
 

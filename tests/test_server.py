@@ -321,7 +321,7 @@ def test_openai_seed_bias_and_penalties():
 
 def test_openai_errors():
     c = openai_client(server())
-    for fields, words in ((dict(temperature="hot"), "temperature is a string"), (dict(n=0), "n is 0, expected 1"),
+    for fields, words in ((dict(temperature="hot"), "temperature is a string"), (dict(n=0), "n is 0, expected 1 or more"),
                           (dict(n=1000), "n is 1000, expected at most"), (dict(max_tokens=0), "max_tokens is 0"),
                           (dict(stop=[3]), "stop is a number"), (dict(logit_bias={"x": 1}), "logit_bias has the key 'x'"),
                           (dict(messages=[]), "messages is empty"), (dict(messages=[{"role": 3}]), "messages[0].role is a number"),
@@ -1359,9 +1359,12 @@ def test_ollama_models_and_errors():
     assert running.size == s.metric("device_memory_bytes") and running.size_vram == 0, running  # nothing of it on a GPU
     # Ollama's own program shows 12 digits, and says "Stopping..." of what has expired
     assert re.fullmatch("[0-9a-f]{64}", listed.digest) and listed.digest == running.digest and running.expires_at.year > 2200, running
+    assert shown.template == json.loads(subprocess.run([SLUICE, "inspect", SHIPPED, "--json", "--full"], stdout=subprocess.PIPE,
+                                                       check=True).stdout)["keys"]["tokenizer.chat_template"]["value"], shown
     assert "tools" not in shown.capabilities, shown  # the story model's template does not mention them
     with own("-m", SHIPPED, "--chat-template", ROOT / "tests/data/templates/qwen3.jinja") as other:
-        assert "tools" in ollama_client(other).show("any").capabilities
+        shown = ollama_client(other).show("any")
+        assert "tools" in shown.capabilities and shown.template == (ROOT / "tests/data/templates/qwen3.jinja").read_text()
     status, _, body = s.request("GET", "/v1/models/no", headers={"anthropic-version": "2023-06-01"})
     assert status == 404 and body["type"] == "error" and "there is no model no" in body["error"]["message"], body
     listed = anthropic_client(s).models.list()
@@ -2432,6 +2435,12 @@ def test_sigterm_drains():
     assert s.process.wait(PATIENCE) == 0
 
 
+def test_drain_counts_what_runs():
+    s = Server()
+    assert s.stop() == 0
+    assert b"shutting down\n" in s.text() and b"to finish" not in s.text(), s.text()
+
+
 def test_drain_has_an_end():
     s = Server("--drain", 0, "-c", CONTEXT)
     c, r = stream(s, "/v1/chat/completions", {"messages": FOX, "stream": True, "max_tokens": LONG, "ignore_eos": True})
@@ -2439,6 +2448,7 @@ def test_drain_has_an_end():
     assert s.stop() == 0
     text = r.read()
     assert b"[DONE]" in text and text.count(b"data: ") < LONG
+    assert b"shutting down: 1 request has 0 s to finish\n" in s.text(), s.text()
 
 
 def test_drain_refuses_what_did_not_begin():

@@ -212,7 +212,12 @@ static void wait_and_drain(struct server *server, int seconds) {
     char byte;
     while (read(stop_pipe[0], &byte, 1) < 0 && errno == EINTR)
         ;
-    say(SAY_NORMAL, "shutting down: running answers have %d s to finish", seconds);
+    int n = server_requests(server);
+    if (n > 0)
+        say(SAY_NORMAL, "shutting down: %d %s %d s to finish", n,
+            n == 1 ? "request has" : "requests have", seconds);
+    else
+        say(SAY_NORMAL, "shutting down");
     interrupt_install(NULL);
     server_drain(server, seconds);
 }

@@ -115,6 +115,14 @@ void sluice_model_facts(const sluice_model *m, struct sluice_facts *out) {
     }
 }
 
+const char *sluice_model_template(const sluice_model *m, size_t *length) {
+    struct str none = STR("");
+    struct str found = m && m->tokenizer ? tokenizer_chat_template(m->tokenizer) : none;
+    if (length)
+        *length = found.len;
+    return found.at ? found.at : none.at;
+}
+
 bool sluice_token_is_end(const sluice_model *m, int32_t token) {
     return m && m->tokenizer && token >= 0 && token < tokenizer_count(m->tokenizer) &&
            tokenizer_is_end(m->tokenizer, token);

@@ -56,6 +56,12 @@ static bool takes_tools(const struct ask_model *m) {
     return count_prompt(m, json_pack("[o]", tool)) > count_prompt(m, json_array());
 }
 
+struct str ask_template(const struct ask_model *m) {
+    struct str own;
+    own.at = sluice_model_template(m->model, &own.len);
+    return m->template ? str_of(m->template) : own;
+}
+
 void ask_model_fill(struct ask_model *m, const sluice_model *model) {
     static const char closing[] = "\n</think>\n\n";
     m->model = model;

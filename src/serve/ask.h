@@ -34,6 +34,8 @@ struct ask_model {
     size_t n_closing;
 };
 void ask_model_fill(struct ask_model *m, const sluice_model *model);
+/* The chat template that is used; empty: there is none. */
+struct str ask_template(const struct ask_model *m);
 /* The token of exactly this text; -1: none. */
 int32_t ask_token_of(const sluice_model *model, const char *text);
 

@@ -70,6 +70,9 @@ void fields_int(struct fields *f, const char *name, int64_t min, int64_t max, in
     if (!is_whole(v, &found))
         fields_refuse(f, name, "%s is %s, expected a whole number", name,
                       json_is_real(v) ? "a fraction" : json_kind(v));
+    else if (found < min && max >= INT32_MAX) /* that is no limit of ours to name */
+        fields_refuse(f, name, "%s is %lld, expected %lld or more", name, (long long)found,
+                      (long long)min);
     else if (found < min || found > max)
         fields_refuse(f, name, "%s is %lld, expected %lld to %lld", name, (long long)found,
                       (long long)min, (long long)max);

@@ -388,9 +388,10 @@ void ollama_show(struct exchange *x) {
         json_array_append_new(capabilities, json_string("thinking"));
     openai_write_time(s->created, when);
     exchange_reply(x, 200,
-                   json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:s}", "modelfile", "", "parameters",
-                             "", "template", "", "details", details_json(s), "model_info", info,
-                             "capabilities", capabilities, "modified_at", when));
+                   json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:s}", "modelfile", "", "parameters",
+                             "", "template", json_of_text(ask_template(&s->model)), "details",
+                             details_json(s), "model_info", info, "capabilities", capabilities,
+                             "modified_at", when));
 }
 
 void ollama_version(struct exchange *x) {

@@ -487,6 +487,10 @@ unsigned server_connections(const struct server *s) {
     return s->options.connections;
 }
 
+int server_requests(const struct server *s) {
+    return s->metrics.exchanges;
+}
+
 void server_drain(struct server *s, double seconds) {
     const struct timespec nap = {.tv_nsec = 10 * 1000 * 1000};
     double end = seconds_now() + seconds;

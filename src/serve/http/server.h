@@ -68,6 +68,8 @@ int server_start(struct server *server, const struct served *served, struct err 
 const char *server_address(const struct server *server);
 /* Maximum connections: fewer than asked for if the process may not have the descriptors. */
 unsigned server_connections(const struct server *server);
+/* Requests that are not answered yet. */
+int server_requests(const struct server *server);
 /* No new connections, no new requests; returns when all running ones are answered, or after so many
  * seconds, when they are cut off. */
 void server_drain(struct server *server, double seconds);
