@@ -141,11 +141,14 @@ int sluice_text_open(sluice_text **out, const sluice_model *model, const char *c
                      size_t n_stops);
 void sluice_text_close(sluice_text *text); /* takes NULL */
 
+/* Control tokens give no text, or, from here on, the text they are written as ("<|im_end|>"). */
+void sluice_text_show_control(sluice_text *text, bool is_shown); /* takes NULL */
+
 enum { SLUICE_TEXT_END = -1 };
 
 /* The text that this token completes: whole UTF-8 characters, and nothing that may still turn out
  * to be a stop string. SLUICE_TEXT_END returns what was held back and starts over. *at is valid
- * until the next call; it is not NUL-terminated. Control tokens give no text. */
+ * until the next call; it is not NUL-terminated. */
 int sluice_text_push(sluice_text *text, int32_t token, const char **at, size_t *length);
 
 /* True after a stop string, which is not part of the text, nor is what follows it. */

@@ -61,6 +61,35 @@ TEST(engine_text_ends_at_stop_strings) {
     sluice_model_close(model);
 }
 
+TEST(engine_text_shows_control_tokens_if_asked) {
+    const struct {
+        bool is_shown;
+        const char *text;
+    } cases[] = {{false, ""}, {true, "<|im_end|>"}, {false, ""}};
+    sluice_model *model = NULL;
+    sluice_text *text = NULL;
+    int32_t end;
+    size_t n, length;
+    const char *at;
+    EXPECT_INT(sluice_model_open(&model, STORIES), SLUICE_OK);
+    EXPECT_INT(sluice_encode(model, "<|im_end|>", 10, SLUICE_ENCODE_SPECIAL, &end, 1, &n),
+               SLUICE_OK);
+    EXPECT_INT(sluice_text_open(&text, model, NULL, 0), SLUICE_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sluice_text_show_control(text, cases[i].is_shown);
+        EXPECT_INT(sluice_text_push(text, end, &at, &length), SLUICE_OK);
+        EXPECT_INT(length, strlen(cases[i].text));
+        EXPECT(memcmp(at, cases[i].text, length) == 0);
+    }
+    sluice_text_show_control(NULL, true);
+    sluice_text_close(text);
+    /* The template, of which the library knows no more than that it is there. */
+    at = sluice_model_template(model, &length);
+    EXPECT(length > 20 && memcmp(at, "{% for message in messages %}", 20) == 0);
+    EXPECT(sluice_model_template(NULL, &length)[0] == 0 && length == 0);
+    sluice_model_close(model);
+}
+
 /* ---- conversations ----------------------------------------------------------------------------
  */
 

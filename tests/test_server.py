@@ -734,13 +734,68 @@ def test_tools_whose_parameters_refer_to_themselves():
         assert status == 400 and "leads to no schema" in body["error"]["message"], body
 
 
+def test_llama_completion():
+    """What llama.cpp's own clients send and read."""
+    s = server()
+    ask = lambda **fields: s.request("POST", "/completion", {"prompt": "Once upon a time", "temperature": 0, "n_predict": 8, **fields})
+    status, _, whole = ask()
+    usual = s.request("POST", "/v1/completions", {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 8})[2]
+    assert status == 200 and whole["content"] == usual["choices"][0]["text"] and whole["stop"] is True, whole
+    assert whole["stop_type"] == "limit" and whole["tokens_predicted"] == 8 and whole["tokens_evaluated"] == usual["usage"]["prompt_tokens"], whole
+    assert whole["timings"]["predicted_n"] == 8 and whole["timings"]["predicted_per_token_ms"] > 0 and whole["tokens"] == [], whole
+    _, r = stream(s, "/completion", {"prompt": "Once upon a time", "temperature": 0, "n_predict": 8, "stream": True, "return_tokens": True, "n_probs": 2})
+    chunks = [json.loads(line[6:]) for line in r.read().decode().split("\n\n") if line]
+    assert "".join(c["content"] for c in chunks) == whole["content"] and [c["stop"] for c in chunks] == [False] * (len(chunks) - 1) + [True], chunks
+    ids = sum((c["tokens"] for c in chunks), [])
+    assert s.request("POST", "/detokenize", {"tokens": ids})[2]["content"] == whole["content"], ids
+    probs = sum((c.get("completion_probabilities", []) for c in chunks), [])
+    assert [p["id"] for p in probs] == ids and all(p["top_logprobs"][0]["id"] == p["id"] and len(p["top_logprobs"]) == 2 for p in probs), probs
+    word = whole["content"].split()[2]
+    stopped = ask(stop=[word])[2]
+    assert stopped["stop_type"] == "word" and stopped["stopping_word"] == word and stopped["content"] == whole["content"].split(word)[0], stopped
+    only = ask(n_predict=0)[2]
+    assert only["content"] == "" and only["tokens_predicted"] == 0 and only["stop_type"] == "limit", only
+    assert ask(n_predict=0, stream=True)[2].count('"stop":true') == 1
+    several = ask(prompt=["Once", [1, 2, 3]], n_predict=2)[2]
+    assert [x["index"] for x in several] == [0, 1] and [x["tokens_evaluated"] for x in several] == [1, 3], several
+    assert len({ask(temperature=1.5, seed=-1)[2]["generation_settings"]["seed"] for _ in range(3)}) == 3
+    assert ask(temperature=1.5, seed=7)[2]["content"] == ask(temperature=1.5, seed=7)[2]["content"]
+    number = ask(json_schema={"type": "integer", "minimum": 10, "maximum": 99}, n_predict=-1)[2]
+    assert number["content"].strip().isdigit() and number["stop_type"] == "eos", number
+    for fields, words in ((dict(prompt=None), "prompt is null, expected a text"), (dict(n_predict=-3), "n_predict is -3, expected -2 or more"),
+                          (dict(n_probs=21), "n_probs is 21, expected 0 to 20"), (dict(json_schema="x"), "json_schema is a string, expected an object"),
+                          (dict(grammar='root ::= "x"', json_schema={}), "another format is given too"), (dict(prompt="fox " * 3000), "the context is")):
+        status, _, body = ask(**fields)
+        assert status == 400 and words in body["error"]["message"], (fields, body)
+
+
+def test_llama_props_and_template():
+    s = server()
+    props = s.request("GET", "/props")[2]
+    assert props["default_generation_settings"]["n_ctx"] == 512 and props["total_slots"] >= 1 and props["eos_token"] == "<|im_end|>", props
+    assert props["chat_template"] == s.request("POST", "/api/show", {"model": "m"})[2]["template"] and props["model_alias"] == SHIPPED.stem
+    turns = [{"role": "user", "content": "Hi <|im_end|> there"}]
+    prompt = s.request("POST", "/apply-template", {"messages": turns})[2]["prompt"]
+    assert prompt == "<|im_start|>user\nHi <|im_end|> there<|im_end|>\n<|im_start|>assistant\n", prompt
+    assert s.request("POST", "/apply-template", {})[0] == 400
+    with own("--api-key", "secret") as other:
+        assert other.request("GET", "/props")[0] == other.request("POST", "/completion", {"prompt": "a"})[0] == 401
+
+
 def test_tokenize_and_back():
     s = server()
     for text in ("Once upon a time", "", "é ü 漢字 \U0001f98a", "a\0b", "<|im_end|>"):
         if text:
             ids = s.request("POST", "/tokenize", {"content": text})[2]["tokens"]
             assert s.request("POST", "/detokenize", {"tokens": ids})[2]["content"] == text
-    assert s.request("POST", "/tokenize", {"content": "<|im_end|>", "special": True})[2] == {"tokens": [2], "count": 1}
+    assert s.request("POST", "/tokenize", {"content": "<|im_end|>"})[2] == {"tokens": [2], "count": 1}
+    for field in ("special", "parse_special"):
+        assert s.request("POST", "/tokenize", {"content": "<|im_end|>", field: True})[2]["count"] == 1
+        assert s.request("POST", "/tokenize", {"content": "<|im_end|>", field: False})[2]["count"] > 1
+    assert [s.request("POST", "/detokenize", {"tokens": [2], **more})[2]["content"] for more in ({}, {"special": False})] == ["<|im_end|>", ""]
+    pieces = s.request("POST", "/tokenize", {"content": "<|im_end|> fox é", "with_pieces": True})[2]["tokens"]
+    assert [p["piece"] for p in pieces[:2]] == ["<|im_end|>", " fox"] and pieces[0]["id"] == 2, pieces
+    assert b"".join(p["piece"].encode() if isinstance(p["piece"], str) else bytes(p["piece"]) for p in pieces) == "<|im_end|> fox é".encode(), pieces
     assert s.request("POST", "/tokenize", {"messages": FOX})[2]["count"] == s.chat()["usage"]["prompt_tokens"]
     assert s.request("POST", "/tokenize", {"content": ""})[2] == {"tokens": [], "count": 0}
     long = s.request("POST", "/tokenize", {"content": "A fox. " * 1000})[2]  # longer than the context
@@ -1519,7 +1574,7 @@ def test_paths_and_methods():
     # a base URL without /v1, as llama.cpp's server takes it; what it has under other names is said
     assert s.chat(path="/chat/completions")["object"] == "chat.completion" and s.request("GET", "/models")[0] == 200
     assert s.request("POST", "/completions", {"prompt": "The fox", "max_tokens": 2})[0] == s.request("POST", "/embeddings", {"input": "fox"})[0] == 200
-    for path, words in (("/completion", "use /v1/completions"), ("/props", "use /v1/models"), ("/v1", "use /v1/models"),
+    for path, words in (("/infill", "use /v1/completions with a suffix"), ("/slots", "use /metrics"), ("/v1", "use /v1/models"),
                         ("/api/pull", "the model is the one that the server was started with")):
         status, _, body = s.request("POST", path, {})
         message = body["error"] if path.startswith("/api") else body["error"]["message"]

@@ -62,6 +62,11 @@ void sluice_text_close(sluice_text *t) {
     free(t);
 }
 
+void sluice_text_show_control(sluice_text *t, bool is_shown) {
+    if (t)
+        t->detok.with_control = is_shown;
+}
+
 /* True when a stop string starts at `at`: complete, or cut off by the end of the text. */
 static bool is_stop_at(const struct sluice_text *t, size_t at, bool is_whole) {
     struct str rest = {t->buffer.at + at, t->buffer.len - at};
@@ -92,7 +97,9 @@ static int take(struct sluice_text *t, int32_t token) {
     t->buffer.len -= t->n_given;
     t->n_given = 0;
     if (t->has_stopped) {
-        t->detok = (struct detok){.t = t->detok.t}; /* what it held is not wanted any more */
+        t->detok = (struct detok){
+            .t = t->detok.t,
+            .with_control = t->detok.with_control}; /* what it held is not wanted any more */
         return SLUICE_OK;
     }
     return token == SLUICE_TEXT_END ? detok_end(&t->detok, &t->buffer, NULL)

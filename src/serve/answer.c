@@ -265,7 +265,7 @@ static void cut_logprobs(struct answer *a, size_t n) {
 static bool find_stop(const struct answer *a, size_t *at, const char **which) {
     struct buffer all = {0};
     bool is_found = false;
-    ask_decode(a->m, a->tokens + a->n_thoughts, a->n_tokens - a->n_thoughts, &all);
+    ask_decode(a->m, a->tokens + a->n_thoughts, a->n_tokens - a->n_thoughts, false, &all);
     for (size_t i = 0; i < a->ask->n_stops; i++) {
         const char *stop = a->ask->stops[i];
         const char *found = all.len ? memmem(all.at, all.len, stop, strlen(stop)) : NULL;

@@ -161,7 +161,9 @@ int ask_add_ids(struct ask *ask, const struct ask_model *m, const char *name, co
 /* The ids of an array, in the field `name`; *out is to be freed, also on failure. */
 int ask_read_ids(const struct ask_model *m, const char *name, const json_t *list, int32_t **out,
                  struct err *err);
-/* Appends the text of tokens; invalid ones are left out. */
-void ask_decode(const struct ask_model *m, const int32_t *tokens, size_t n, struct buffer *out);
+/* Appends the text of tokens; invalid ones are left out. with_control: control tokens as they are
+ * written, else they give none. */
+void ask_decode(const struct ask_model *m, const int32_t *tokens, size_t n, bool with_control,
+                struct buffer *out);
 
 #endif

@@ -307,12 +307,14 @@ int ask_add_middle(struct ask *ask, const struct ask_model *m, struct str before
                    "suffix is not supported: this model has no token <|fim_middle|>");
 }
 
-void ask_decode(const struct ask_model *m, const int32_t *tokens, size_t n, struct buffer *out) {
+void ask_decode(const struct ask_model *m, const int32_t *tokens, size_t n, bool with_control,
+                struct buffer *out) {
     sluice_text *text;
     const char *at;
     size_t length;
     if (sluice_text_open(&text, m->model, NULL, 0))
         return;
+    sluice_text_show_control(text, with_control);
     for (size_t i = 0; i <= n; i++)
         if (sluice_text_push(text, i < n ? tokens[i] : SLUICE_TEXT_END, &at, &length) == SLUICE_OK)
             buffer_add(out, at, length);

@@ -122,7 +122,7 @@ static void add_echo(const struct answer *a, struct buffer *text) {
     if (a->ask->echoes && json_is_string(prompt))
         buffer_add(text, json_string_value(prompt), json_string_length(prompt));
     else if (a->ask->echoes)
-        ask_decode(a->m, p->tokens, p->n, text);
+        ask_decode(a->m, p->tokens, p->n, false, text);
 }
 
 /* Tokens in this call's own form. */

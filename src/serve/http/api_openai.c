@@ -174,10 +174,7 @@ static void add_submissions(json_t *timings, const struct sched_report *r) {
                         json_real(n_waits ? (double)r->submissions / n_waits : 0));
 }
 
-/* Speed of the answers, under the names of llama.cpp's server: from the first token of any to the
- * last of all. NULL: not all have ended. Answers share submissions, so these are only given for a
- * single one. */
-static json_t *timings_json(const struct exchange *x) {
+json_t *openai_timings(const struct exchange *x) {
     struct usage_counts u = exchange_usage(x);
     double first = INFINITY, last = 0;
     uint32_t n_after = 0;
@@ -192,11 +189,14 @@ static json_t *timings_json(const struct exchange *x) {
     }
     first = fmin(first, last); /* no token: all of the time went to the prompt */
     const struct sched_report *r = &x->answers[0].end->report;
-    json_t *out =
-        json_pack("{s:I, s:I, s:f, s:I, s:f, s:f}", "cache_n", (json_int_t)u.cached, "prompt_n",
-                  (json_int_t)(u.prompt - u.cached), "prompt_ms", 1e3 * first, "predicted_n",
-                  (json_int_t)u.new_tokens, "predicted_ms", 1e3 * (last - first),
-                  "predicted_per_second", last > first ? n_after / (last - first) : 0);
+    double read = (double)(u.prompt - u.cached), after = last - first;
+    json_t *out = json_pack(
+        "{s:I, s:I, s:f, s:f, s:f, s:I, s:f, s:f, s:f}", "cache_n", (json_int_t)u.cached,
+        "prompt_n", (json_int_t)(u.prompt - u.cached), "prompt_ms", 1e3 * first,
+        "prompt_per_token_ms", read > 0 ? 1e3 * first / read : 0, "prompt_per_second",
+        first > 0 ? read / first : 0, "predicted_n", (json_int_t)u.new_tokens, "predicted_ms",
+        1e3 * after, "predicted_per_token_ms", n_after > 0 ? 1e3 * after / n_after : 0,
+        "predicted_per_second", after > 0 ? n_after / after : 0);
     if (x->ask->n_prompts == 1)
         json_object_set_new(out, "cache_from", exchange_reuse(&r->reuse));
     if (x->n_answers == 1)
@@ -293,7 +293,7 @@ void openai_put_end(struct exchange *x, const struct openai_chunk *c) {
         begin_chunk(x, c);
         buffer_puts(&x->draft, ",\"choices\":[],\"usage\":");
         buffer_json(&x->draft, usage_json(x));
-        json_t *timings = timings_json(x);
+        json_t *timings = openai_timings(x);
         if (timings) {
             buffer_puts(&x->draft, ",\"timings\":");
             buffer_json(&x->draft, timings);
@@ -369,7 +369,7 @@ json_t *openai_whole(struct exchange *x, const char *prefix, const char *object,
     snprintf(id, sizeof id, "%s%s", prefix, x->id);
     return json_pack("{s:s, s:s, s:I, s:o, s:o, s:o, s:o*}", "id", id, "object", object, "created",
                      (json_int_t)x->created, "model", json_of_text(str_of(x->server->model.name)),
-                     "choices", choices, "usage", usage_json(x), "timings", timings_json(x));
+                     "choices", choices, "usage", usage_json(x), "timings", openai_timings(x));
 }
 
 static json_t *chat_whole(struct exchange *x) {

@@ -41,6 +41,11 @@ void openai_put_chunk(struct exchange *x, const struct openai_chunk *c, struct a
 void openai_put_end(struct exchange *x, const struct openai_chunk *c);
 void openai_put_failure(struct exchange *x, const char *message);
 
+/* Speed of the answers, under the names of llama.cpp's server: from the first token of any to the
+ * last of all. NULL: not all have ended. Answers share submissions, so these are only given for a
+ * single one. */
+json_t *openai_timings(const struct exchange *x);
+
 /* A response that is not streamed. */
 json_t *openai_whole(struct exchange *x, const char *id_prefix, const char *object,
                      json_t *(*choice)(const struct answer *a));

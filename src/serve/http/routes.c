@@ -49,10 +49,7 @@ const struct route *route_find(const char *method, const char *path, char allowe
 const char *route_hint(const char *path) {
     static const char no_store[] = "the model is the one that the server was started with";
     static const char *const hints[][2] = {
-        {"/completion", "use /v1/completions"},
         {"/infill", "use /v1/completions with a suffix"},
-        {"/apply-template", "use /tokenize with messages"},
-        {"/props", "use /v1/models"},
         {"/slots", "use /metrics"},
         {"/v1", "use /v1/models, /v1/chat/completions ..."},
         {"/v1/", "use /v1/models, /v1/chat/completions ..."},
