@@ -451,6 +451,7 @@ struct rows {
     const struct act_group *at;
     size_t stride;
     const struct together *together;
+    const struct twice *twice; /* of one row; see kernels_neon_one.h. NULL: not stored so */
 };
 
 INLINE const struct act_group *group_of(struct rows rows, int r, int g) {
@@ -656,24 +657,6 @@ static void part_pairs(float32x4_t (*sums)[2][MAX_ACTS], uint32_t tiles, uint32_
         }
 }
 
-/* Sums of four weight rows with one row, for each run: [a b] x [x x] -> [a.x'
- * a.x" b.x' b.x"], halves of the sums, added in pairs. */
-INLINE TARGET void dots_of_one(const struct format *f, const int8x16_t *w,
-                               const struct act_group *a, int32x4_t *dot) {
-    const int steps = 4 / f->runs;
-    UNROLL for (int run = 0; run < f->runs; run++) {
-        int32x4_t pair[2];
-        UNROLL for (int p = 0; p < 2; p++) pair[p] =
-            f->type == DT_Q8_0 ? vreinterpretq_s32_s64(vdupq_n_s64(start_bits(f->shift[run])))
-                               : start_of(f->shift[run], true, w[2 * steps * run + p]);
-        UNROLL for (int step = steps * run; step < steps * (run + 1); step++) {
-            int8x16_t x = two_eights(a->q, a->q, step);
-            UNROLL for (int p = 0; p < 2; p++) pair[p] = vdotq_s32(pair[p], w[2 * step + p], x);
-        }
-        dot[run] = vpaddq_s32(pair[0], pair[1]);
-    }
-}
-
 /* Of two rows by SMMLA: [a b] x [x y] -> [a.x a.y b.x b.y]. dot: [two weight
  * rows, and the other two][run]. */
 INLINE TARGET void dots_of_two(const struct format *f, const int8x16_t *w,
@@ -692,18 +675,14 @@ INLINE TARGET void dots_of_two(const struct format *f, const int8x16_t *w,
     }
 }
 
-/* The wholes of group g: both halves of a tile for one or two rows, one for
- * four or eight. */
+/* The wholes of group g: both halves of a tile for two rows, one for four or
+ * eight. */
 INLINE TARGET void multiply(const struct format *f, int8x16_t (*w)[8],
                             const float32x4_t (*s)[2][ORDERS], struct rows rows, int g, int acts,
                             float32x4_t (*whole)[MAX_ACTS]) {
     const int halves = acts > 2 ? 1 : 2;
     UNROLL for (int h = 0; h < halves; h++) {
         int32x4_t dot[2][2];
-        if (acts == 1) {
-            dots_of_one(f, w[h], group_of(rows, 0, g), dot[0]);
-            whole[h][0] = whole_of(f, dot[0], s[h], 0);
-        }
         UNROLL for (int r = 0; r + 1 < acts; r += 2) {
             dots_of_two(f, w[h], together_of(rows, r, g, acts), dot);
             UNROLL for (int p = 0; p < 2; p++) whole[h][r + p] = whole_of(f, dot[p], s[h], p);
@@ -713,10 +692,16 @@ INLINE TARGET void multiply(const struct format *f, int8x16_t (*w)[8],
 
 #endif
 
-/* Asks for what comes AHEAD bytes after a group of a tile. */
+/* Asks for what comes some bytes after a group of a tile: far ahead and into L2 on cores with
+ * SMMLA, so that nothing waits for memory (Neoverse V1: 27 GB/s where 1 KiB ahead into L1 gives 22,
+ * and 8 KiB ahead into L1 12); others keep what N1 is best with. */
 INLINE void fetch_ahead(const uint8_t *at, uint32_t bytes) {
-    enum { AHEAD = 1024 };
-    UNROLL for (uint32_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + AHEAD + i);
+    UNROLL for (uint32_t i = 0; i < bytes; i += 64) {
+        if (UNIT == 8)
+            __builtin_prefetch(at + 12 * 1024 + i, 0, 2);
+        else
+            __builtin_prefetch(at + 1024 + i);
+    }
 }
 
 /* The minimums of group g, for each run. */
@@ -896,6 +881,10 @@ INLINE TARGET void add_opened(const struct format *f, const uint8_t *block, int 
         UNROLL for (int r = 0; r < MAX_ACTS; r++) sums[r] = part[r];
 }
 
+#if UNIT == 8
+#include "backend/cpu/kernels_neon_one.h"
+#endif
+
 /* ---- tiles
  * -----------------------------------------------------------------------------------
  */
@@ -906,13 +895,18 @@ struct tiles {
     uint32_t count, groups; /* groups: K / 32 */
 };
 
+INLINE const uint8_t *block_at(const struct format *f, struct tiles tiles, uint32_t tile,
+                               uint32_t group) {
+    return tiles.at + tile * tiles.bytes + group / (uint32_t)f->groups * f->size;
+}
+
 /* `n` groups of one tile. */
 INLINE TARGET void add_tile(const struct format *f, const uint8_t *at, uint32_t n, struct rows rows,
                             int acts, float32x4_t (*sums)[MAX_ACTS]) {
     const int halves = acts > 2 ? 1 : 2; /* more would not fit into the registers */
     const uint32_t step = f->groups > 1 || halves == 1 ? CHUNK : n;
     for (uint32_t g = 0; g < n; g += step) {
-        struct rows from = {rows.at + g, rows.stride, NULL};
+        struct rows from = {rows.at + g, rows.stride, NULL, NULL};
         if (are_together(acts))
             from.together = together_of(rows, 0, (int)g, acts);
         int some = n - g < step ? (int)(n - g) : (int)step;
@@ -927,15 +921,38 @@ INLINE TARGET void add_tile(const struct format *f, const uint8_t *at, uint32_t 
     }
 }
 
+#if UNIT == 8
+/* A row that is not stored twice yet is so for some groups of all tiles. */
+INLINE TARGET void add_tiles_of_one(const struct format *f, struct tiles tiles, struct rows rows,
+                                    float32x4_t (*sums)[2][MAX_ACTS]) {
+    struct twice some[SEGMENT];
+    const uint32_t step = rows.twice ? tiles.groups : SEGMENT;
+    for (uint32_t g = 0; g < tiles.groups; g += step) {
+        uint32_t n = tiles.groups - g < step ? tiles.groups - g : step;
+        const struct twice *x = rows.twice ? rows.twice : some;
+        if (!rows.twice)
+            store_twice(rows.at + g, n, some);
+        for (uint32_t t = 0; t < tiles.count; t++)
+            add_tile_of_one(f, block_at(f, tiles, t, g), n, x, sums[t]);
+    }
+}
+#endif
+
 /* One tile after the other, as memory has them: Neoverse cores read one stream
  * at 19.6 GB/s a core (N1) and eight side by side at 12.3. Rows are put together
  * for a segment of all tiles. */
 INLINE TARGET void add_tiles(const struct format *f, struct tiles tiles, struct rows rows, int acts,
                              float32x4_t (*sums)[2][MAX_ACTS]) {
+#if UNIT == 8
+    if (acts == 1) {
+        add_tiles_of_one(f, tiles, rows, sums);
+        return;
+    }
+#endif
     struct together together[SEGMENT * MAX_ACTS / TOGETHER];
     for (uint32_t g = 0; are_together(acts) && g < tiles.groups; g += SEGMENT) {
         uint32_t n = tiles.groups - g < SEGMENT ? tiles.groups - g : SEGMENT;
-        struct rows from = {rows.at + g, rows.stride, together};
+        struct rows from = {rows.at + g, rows.stride, together, NULL};
         const uint8_t *at = tiles.at + g / (uint32_t)f->groups * f->size;
         put_together(f, from, n, acts, together);
         for (uint32_t t = 0; t < tiles.count; t++)
@@ -954,11 +971,6 @@ typedef void open_tiles_fn(struct tiles tiles, uint32_t group, int n, struct ope
 typedef void add_opened_fn(struct tiles tiles, uint32_t group, int n, const struct opened *opened,
                            struct rows rows, float32x4_t (*sums)[2][MAX_ACTS]);
 
-INLINE const uint8_t *block_at(const struct format *f, struct tiles tiles, uint32_t tile,
-                               uint32_t group) {
-    return tiles.at + tile * tiles.bytes + group / (uint32_t)f->groups * f->size;
-}
-
 INLINE TARGET void open_tiles(const struct format *f, struct tiles tiles, uint32_t group, int n,
                               struct opened *to) {
     for (uint32_t t = 0; t < tiles.count; t++)
@@ -971,7 +983,7 @@ INLINE TARGET void add_opened_tiles(const struct format *f, struct tiles tiles, 
                                     int n, const struct opened *opened, struct rows rows,
                                     float32x4_t (*sums)[2][MAX_ACTS]) {
     struct together together[CHUNK * MAX_ACTS / TOGETHER];
-    struct rows from = {rows.at + group, rows.stride, together};
+    struct rows from = {rows.at + group, rows.stride, together, NULL};
     put_together(f, from, (uint32_t)n, MAX_ACTS, together);
     for (uint32_t t = 0; t < tiles.count; t++)
         for (int half = 0; half < 2; half++, opened += CHUNK)
@@ -1020,7 +1032,7 @@ static bool stays_open(const struct format *f) {
 }
 
 INLINE struct rows rows_from(const struct activations *acts, uint32_t r) {
-    return (struct rows){acts->groups + r * stride_of(acts), stride_of(acts), NULL};
+    return (struct rows){acts->groups + r * stride_of(acts), stride_of(acts), NULL, NULL};
 }
 
 static void store_rows(float32x4_t (*sums)[2][MAX_ACTS], uint32_t tiles, uint32_t acts,
@@ -1060,6 +1072,12 @@ static void project(const struct format *f, const struct adders *add, const void
     struct tiles tiles = {.groups = acts->k / 32};
     tiles.bytes = (size_t)(tiles.groups / (uint32_t)f->groups) * f->size;
     tiles.at = (const uint8_t *)weights + first / NEON_TILE * tiles.bytes;
+#if UNIT == 8
+    struct twice twice[MAX_TWICE];
+    const bool is_stored = acts->n_rows % 2 && tiles.groups <= MAX_TWICE;
+    if (is_stored) /* the last row has no other beside it */
+        store_twice(rows_from(acts, acts->n_rows - 1).at, tiles.groups, twice);
+#endif
     const uint32_t max = TILES * NEON_TILE;
     for (uint32_t n = 0; n < count; n += max, tiles.at += TILES * tiles.bytes) {
         uint32_t columns = count - n < max ? count - n : max;
@@ -1072,7 +1090,11 @@ static void project(const struct format *f, const struct adders *add, const void
             }
             float32x4_t sums[TILES][2][MAX_ACTS];
             memset(sums, 0, sizeof sums);
-            done = add_some(add, tiles, rows_from(acts, r), acts->n_rows - r, sums);
+            struct rows rows = rows_from(acts, r);
+#if UNIT == 8
+            rows.twice = is_stored ? twice : NULL;
+#endif
+            done = add_some(add, tiles, rows, acts->n_rows - r, sums);
             store_rows(sums, tiles.count, done, columns, to, out_stride);
         }
     }
