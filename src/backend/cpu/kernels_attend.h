@@ -641,7 +641,6 @@ static TARGET void attend_split(const struct attend_split *s) {
         attend_blocks_keys(s, first, n);
     else
         attend_run_keys(s, first, n);
-    for (uint32_t q = first; q < s->n_queries; q++)
-        s->sums[q] = attend_softmax(s, q);
+    attend_softmax(s, first);
     attend_run_values(s, first, n);
 }

@@ -27,16 +27,6 @@
 #define F32_INLINE INLINE
 
 #include "backend/cpu/kernels_neon_vec.h"
-#include "backend/cpu/kernels_softmax.h"
-
-enum { MOST_ROWS = 8, MOST_TILE = 8, MOST_EIGHTS = 4 };
-
-/* Positions of a tile of QK, and eights of values of a block of PV: sums enough that none waits for
- * the one before, in 16 to 20 registers. */
-#define TILE(rows) ((rows) <= 2 ? 8 : (rows) <= 5 ? 4 : 2)
-#define EIGHTS(rows) ((rows) <= 2 ? 4 : (rows) <= 4 ? 2 : 1)
-
-#define FOR_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
 
 /* sum += a * b of the lower or the upper four; b a vector, or one f16 of it, which has to be in one
  * of the first sixteen registers. In this order. */
@@ -49,6 +39,38 @@ enum { MOST_ROWS = 8, MOST_TILE = 8, MOST_EIGHTS = 4 };
 #define FUSED_HIGH_LANE(sum, a, b, lane)                                                           \
     __asm__ volatile("fmlal2 %0.4s, %1.4h, %2.h[" #lane "]" : "+w"(sum) : "w"(a), "x"(b))
 
+/* Sixteen weights as f16 to where their QK were, and to the chains: times one is exact. */
+INLINE void store_weights(float *qk, uint32_t p, const float32x4_t *y, bool is_half,
+                          float32x4_t *sum) {
+    uint16_t *to = (uint16_t *)(void *)qk + p;
+    const uint16x8_t one = vdupq_n_u16(0x3c00);
+    uint16x8_t half[2];
+    (void)is_half;
+    UNROLL for (int i = 0; i < 2; i++) half[i] =
+        vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(y[2 * i]), y[2 * i + 1]));
+    UNROLL for (int i = 0; i < 2; i++) vst1q_u16(to + 8 * i, half[i]);
+    UNROLL for (int i = 0; i < 2; i++) {
+        FUSED_LOW(sum[2 * i], half[i], one);
+        FUSED_HIGH(sum[2 * i + 1], half[i], one);
+    }
+}
+#define ATTEND_STORE_WEIGHTS store_weights
+#include "backend/cpu/kernels_softmax.h"
+
+enum {
+    MOST_ROWS = 8,
+    MOST_TILE = 8,
+    MOST_EIGHTS = 4,
+    VALUES_BYTES = 32 << 10, /* that blocks of PV go through at a time: half of V1's first cache */
+};
+
+/* Positions of a tile of QK, and eights of values of a block of PV: sums enough that none waits for
+ * the one before, in 16 to 20 registers. */
+#define TILE(rows) ((rows) <= 2 ? 8 : (rows) <= 5 ? 4 : 2)
+#define EIGHTS(rows) ((rows) <= 2 ? 4 : (rows) <= 4 ? 2 : 1)
+
+#define FOR_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
+
 /* Eight f16. */
 INLINE uint16x8_t load_8(const void *p) {
     return vreinterpretq_u16_u8(vld1q_u8(p));
@@ -59,14 +81,26 @@ INLINE void store_8(uint16_t *to, const float *from) {
     vst1q_u16(to, vreinterpretq_u16_f16(vcvt_high_f16_f32(low, vld1q_f32(from + 4))));
 }
 
-/* What comes next: a line with every 64 bytes of what is multiplied now. */
+/* What comes next, values or the next split's keys: a line with every 64 bytes of what is
+ * multiplied now. It is fetched to the second cache, as fetches that wait for memory hold up loads
+ * of the first; for one query, which memory bounds, to the third: there are more of them under way
+ * then. The first cache fetches what is multiplied next itself (near). */
 struct ahead {
     const uint8_t *at;
     size_t line; /* 64; 0: nothing new */
 };
 
-INLINE void fetch(struct ahead *a, int lines) {
-    UNROLL for (int i = 0; i < lines; i++, a->at += a->line) __builtin_prefetch(a->at);
+INLINE void fetch(struct ahead *a, int lines, int rows) {
+    UNROLL for (int i = 0; i < lines; i++, a->at += a->line) {
+        if (rows == 1)
+            __builtin_prefetch(a->at, 0, 1);
+        else
+            __builtin_prefetch(a->at, 0, 2);
+    }
+}
+
+INLINE void fetch_near(const uint8_t *at, size_t row, int n) {
+    UNROLL for (int i = 0; i < n; i++) __builtin_prefetch(at + (size_t)i * row);
 }
 
 /* How many of n queries go together next: as even as can be. */
@@ -104,7 +138,9 @@ INLINE void qk(const struct attend_split *s, const uint16_t *queries, uint32_t n
         UNROLL for (int q = 0; q < rows; q++) UNROLL for (int p = 0; p < tile; p++) acc[q][p] =
             vdupq_n_f32(0);
         for (uint32_t i = 0; i < s->width; i += 16) {
-            fetch(&ahead, tile / 2);
+            fetch(&ahead, tile / 2, rows);
+            if (i % 32 == 0 && ahead.line)
+                fetch_near(at + (size_t)tile * row, row, tile);
             UNROLL for (int half = 0; half < 2; half++, at += 16, query += 8 * rows) {
                 uint16x8_t x[MOST_ROWS], key[MOST_TILE];
                 UNROLL for (int q = 0; q < rows; q++) x[q] = load_8(query + 8 * q);
@@ -161,6 +197,7 @@ PV_STEP(7)
 
 INLINE struct ahead pv(const uint8_t *at, size_t row, const uint16_t *weights, uint32_t n,
                        struct ahead ahead, int rows, int eights, float *out, size_t stride) {
+    const bool is_line = (uintptr_t)at % 64 == 0; /* otherwise the block before had its lines */
     float32x4_t acc[MOST_ROWS][2 * MOST_EIGHTS];
     uint32_t p = 0;
     UNROLL for (int q = 0; q < rows; q++) UNROLL for (int v = 0; v < 2 * eights; v++) acc[q][v] =
@@ -168,7 +205,9 @@ INLINE struct ahead pv(const uint8_t *at, size_t row, const uint16_t *weights, u
     for (; p + 8 <= n; p += 8, at += 8 * row, weights += 8) {
         uint16x8_t w[MOST_ROWS];
         UNROLL for (int q = 0; q < rows; q++) w[q] = load_8(weights + q * WEIGHT_STRIDE);
-        fetch(&ahead, 2 * eights);
+        fetch(&ahead, 2 * eights, rows);
+        if (is_line && ahead.line)
+            fetch_near(at + 8 * row, row, 8);
         pv_step_0(acc, w, rows, eights, at);
         pv_step_1(acc, w, rows, eights, at + row);
         pv_step_2(acc, w, rows, eights, at + 2 * row);
@@ -190,13 +229,6 @@ INLINE struct ahead pv(const uint8_t *at, size_t row, const uint16_t *weights, u
     UNROLL for (int q = 0; q < rows; q++) UNROLL for (int v = 0; v < 2 * eights; v++)
         vst1q_f32(out + (size_t)q * stride + 4 * v, acc[q][v]);
     return ahead;
-}
-
-/* The weights of a query to f16, in place. */
-static TARGET void halve_weights(float *weights, uint32_t n) {
-    uint16_t *to = (uint16_t *)(void *)weights;
-    for (uint32_t p = 0; p < n; p += 8)
-        store_8(to + p, weights + p);
 }
 
 /* ---- a split --------------------------------------------------------------------------------- */
@@ -225,8 +257,8 @@ static qk_fn *const qk_rows[] = {NULL, FOR_EACH_ROWS(ENTRY_QK)};
 static pv_fn *const pv_rows[][2] = {{NULL, NULL}, FOR_EACH_ROWS(ENTRY_PV)};
 
 /* Queries [q, q + rows) and positions [begin, end). */
-static TARGET void pv_width(const struct attend_split *s, uint32_t q, uint32_t rows, uint32_t begin,
-                            uint32_t end, struct ahead ahead) {
+static TARGET struct ahead pv_width(const struct attend_split *s, uint32_t q, uint32_t rows,
+                                    uint32_t begin, uint32_t end, struct ahead ahead) {
     const size_t row = 2 * (size_t)s->width, stride = attend_stride(s->width);
     const uint8_t *at = (const uint8_t *)s->values + begin * row;
     const uint16_t *weights = (const uint16_t *)(void *)s->qk + q * WEIGHT_STRIDE + begin;
@@ -236,6 +268,7 @@ static TARGET void pv_width(const struct attend_split *s, uint32_t q, uint32_t r
         ahead = pv_rows[rows][0](at + 2 * i, row, weights, end - begin, ahead, out + i, stride);
     for (; i < s->width; i += 8)
         ahead = pv_rows[rows][1](at + 2 * i, row, weights, end - begin, ahead, out + i, stride);
+    return ahead;
 }
 
 static TARGET void run_keys(const struct attend_split *s, uint32_t first, uint32_t n) {
@@ -248,16 +281,35 @@ static TARGET void run_keys(const struct attend_split *s, uint32_t first, uint32
     }
 }
 
-/* Queries that go together go through what all of them see, then each goes on alone. */
-static TARGET void run_values(const struct attend_split *s, uint32_t first) {
-    struct ahead ahead = {s->next ? s->next : s->values, s->next ? 64 : 0};
-    for (uint32_t q = first, rows; q < s->n_queries; q += rows, ahead.line = 0) {
+/* Positions [begin, end), as far as they are seen, and all queries. Queries that go together go
+ * through what all of them see, then each goes on alone. */
+static TARGET struct ahead pv_some(const struct attend_split *s, uint32_t first, uint32_t begin,
+                                   uint32_t end, struct ahead ahead) {
+    struct ahead none = {s->values, 0};
+    for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
         rows = rows_of(s->n_queries - q);
-        pv_width(s, q, rows, 0, s->seen[q], ahead);
-        for (uint32_t r = 1; r < rows; r++)
-            if (s->seen[q + r] > s->seen[q])
-                pv_width(s, q + r, 1, s->seen[q], s->seen[q + r], (struct ahead){s->values, 0});
+        uint32_t common = s->seen[q] < end ? s->seen[q] : end;
+        if (common > begin) {
+            struct ahead after = pv_width(s, q, rows, begin, common, q == first ? ahead : none);
+            ahead = q == first ? after : ahead;
+        }
+        for (uint32_t r = 1; r < rows; r++) {
+            uint32_t from = common > begin ? common : begin;
+            uint32_t to = s->seen[q + r] < end ? s->seen[q + r] : end;
+            if (to > from)
+                pv_width(s, q + r, 1, from, to, none);
+        }
     }
+    return ahead;
+}
+
+/* Blocks go through so many positions at a time that their values stay in the first cache. */
+static TARGET void run_values(const struct attend_split *s, uint32_t first, uint32_t n) {
+    struct ahead ahead = {s->next ? s->next : s->values, s->next ? 64 : 0};
+    uint32_t positions = VALUES_BYTES / (2 * s->width) / 8 * 8;
+    positions = positions < 8 ? 8 : positions;
+    for (uint32_t p = 0; p < n; p += positions)
+        ahead = pv_some(s, first, p, p + positions < n ? p + positions : n, ahead);
 }
 
 static TARGET void attend_split(const struct attend_split *s) {
@@ -272,11 +324,8 @@ static TARGET void attend_split(const struct attend_split *s) {
     if (first == s->n_queries)
         return;
     run_keys(s, first, s->seen[s->n_queries - 1]);
-    for (uint32_t q = first; q < s->n_queries; q++) {
-        s->sums[q] = attend_softmax(s, q);
-        halve_weights(s->qk + (size_t)q * ATTEND_POSITIONS, s->seen[q]);
-    }
-    run_values(s, first);
+    attend_softmax(s, first);
+    run_values(s, first, s->seen[s->n_queries - 1]);
 }
 
 const struct kernel_rows kernels_neon_fhm = {

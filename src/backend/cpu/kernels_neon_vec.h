@@ -10,6 +10,13 @@
 #define V_STORE(p, v) vst1q_f32(p, v)
 #define V_FUSED(a, b, c) vfmaq_f32(c, a, b)
 #define V_MAX(a, b) vmaxq_f32(a, b)
+#define V_MAX_LANES(v) vmaxvq_f32(v)
+/* (0 + 2) + (1 + 3) */
+#define V_SUM_LANES(v)                                                                             \
+    ({                                                                                             \
+        float32x2_t two_ = vadd_f32(vget_low_f32(v), vget_high_f32(v));                            \
+        vget_lane_f32(vpadd_f32(two_, two_), 0);                                                   \
+    })
 #define V_HALF(v) vcvt_f32_f16(vcvt_f16_f32(v))
 /* Loaded: FMLA's addend is its result, and a copy costs as much as a product. x makes each load its
  * own. */
