@@ -379,7 +379,7 @@ static __device__ __forceinline__ void multiply_part(struct wide_sums<TYPE, ROWS
 template <int TYPE, int ROWS, int PART>
 static __device__ __forceinline__ void start_part(struct wide_sums<TYPE, ROWS> &s, uint32_t at) {
     wgmma_wait<1>();
-    unpack_part<TYPE, ROWS, PART>(s.f[PART % 2], at);
+    unpack_part<TYPE, ROWS, PART>(s.f[PART % 2], s.scales, at);
     multiply_part<TYPE, ROWS, PART>(s, describe_panel(at));
 }
 
@@ -390,7 +390,7 @@ static __device__ __forceinline__ void unpack_next(const struct wide_params &p,
                                                    const struct pipeline &pipe, uint32_t left) {
     if (left) {
         mbarrier_wait(pipe.full(), pipe.phase);
-        unpack_part<TYPE, ROWS, 0>(s.f[0], pipe.at(p));
+        unpack_part<TYPE, ROWS, 0>(s.f[0], s.scales, pipe.at(p));
     }
 }
 

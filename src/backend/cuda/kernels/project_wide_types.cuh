@@ -69,65 +69,124 @@ template <uint32_t FROM> static __device__ __forceinline__ __half2 int8_pair(uin
  * group has two parts, of Q6_K four: first the lower bits, then the upper. */
 typedef uint32_t fragments[4][4];
 
+/* Factors of a thread's quants of a weight row in a group. */
+template <int TYPE> struct weight_scales {};
+
+/* Q4_K and Q5_K: a block's, for quants in the lower and in the upper nibbles. */
+struct q4_scales {
+    __half2 low, high;
+
+    template <class L> __device__ __forceinline__ void load(uint32_t at, uint32_t row, uint32_t j) {
+        uint32_t scale = peek<uint8_t>(at + L::W_SCALES + row * 4 + j) & 63;
+        high = times(times(as_half2(scale * 0x00010001u), 32768), 32768); /* 2^6 */
+        low = times(high, 16);
+    }
+};
+template <> struct weight_scales<IS_Q4_K> : q4_scales {};
+template <> struct weight_scales<IS_Q5_K> : q4_scales {};
+
+/* Q6_K: each half of the block has a scale: that of low nibbles (a), and of high ones (b). */
+template <> struct weight_scales<IS_Q6_K> {
+    __half2 a, b, offset_a, offset_b;
+
+    /* Of the lower bits. */
+    template <class L> __device__ __forceinline__ void load(uint32_t at, uint32_t row, uint32_t j) {
+        uint32_t flipped = peek<uint16_t>(at + L::W_SCALES + row * 8 + j * 2) ^ 0x8080u;
+        a = times(int8_pair<0x4040>(flipped), 256);
+        b = times(int8_pair<0x4141>(flipped), 16);
+        offset_a = times(a, -0x1p-21f);
+        offset_b = times(b, -0x1p-17f);
+    }
+
+    /* From those to the upper bits', which are in the first place of a half, or in the third. */
+    template <bool IS_THIRD> __device__ __forceinline__ void raise(void) {
+        a = IS_THIRD ? times(a, 1 / 16.0f) : a;
+        b = IS_THIRD ? b : times(b, 16);
+        offset_a = times(offset_a, 3 / 16.0f);
+        offset_b = times(offset_b, 3 / 16.0f);
+    }
+
+    __device__ __forceinline__ void next_place(void) {
+        a = times(a, 0.25f), b = times(b, 0.25f);
+    }
+};
+
+/* Whether scales are kept for all parts of a group: to make them again is a tenth of Q6_K's
+ * instructions. Tiles of 128 rows, and of 32 with two thread blocks an SM, would spill. */
+template <int ROWS> constexpr bool KEEPS_SCALES = ROWS == 64;
+
+/* The scales of a part, from those of the part before where these are kept. */
+template <int TYPE, int ROWS, int PART>
+static __device__ __forceinline__ void load_scales_of(struct weight_scales<TYPE> &scales,
+                                                      uint32_t at, uint32_t row, uint32_t j) {
+    constexpr bool IS_FIRST = PART == 0 || !KEEPS_SCALES<ROWS>;
+    if constexpr (IS_FIRST)
+        scales.template load<stage_layout<TYPE, ROWS>>(at, row, j);
+    if constexpr (TYPE == IS_Q6_K && PART == 3 && !IS_FIRST)
+        scales.next_place();
+    else if constexpr (TYPE == IS_Q6_K && PART >= 2)
+        scales.template raise<PART == 3>();
+}
+
 /* scale * q * 2^-14 of Q4_K; scale * (q - 16) * 2^-14 of Q5_K. */
-template <int TYPE, int ROWS>
-static __device__ __forceinline__ void unpack_q4(fragments &f, uint32_t at, int half) {
+template <int TYPE, int ROWS, int PART>
+static __device__ __forceinline__ void
+unpack_q4(fragments &f, struct weight_scales<TYPE> (&scales)[2], uint32_t at) {
     using L = stage_layout<TYPE, ROWS>;
     const thread_place own;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         uint32_t row = own.row + 8 * i;
-        uint2 raw = peek<uint2>(at + L::QUANTS + own.j * WIDE_CHUNK + row * 16 + half * 8);
-        uint32_t scale = peek<uint8_t>(at + L::W_SCALES + row * 4 + own.j) & 63;
-        __half2 high = times(times(as_half2(scale * 0x00010001u), 32768), 32768); /* 2^6 */
-        __half2 low = times(high, 16);
+        uint2 raw = peek<uint2>(at + L::QUANTS + own.j * WIDE_CHUNK + row * 16 + PART * 8);
+        load_scales_of<TYPE, ROWS, PART>(scales[i], at, row, own.j);
         uint32_t bits = 0;
         if (TYPE == IS_Q5_K)
             bits = peek<uint32_t>(at + L::HIGH_BITS + row * 16 + own.j * 4);
-        __half2 offset = times(high, -0x1p-16f); /* -16 * scale * 2^-14 */
+        __half2 offset = times(scales[i].high, -0x1p-16f); /* -16 * scale * 2^-14 */
 #pragma unroll
         for (int step = 0; step < 4; step++) {
-            int w = step / 2 + 2 * half; /* word of the block's 16 bytes */
+            int w = step / 2 + 2 * PART; /* word of the block's 16 bytes */
             uint32_t q = (step / 2 ? raw.y : raw.x) >> (step % 2 * 8);
             uint32_t a = q & 0x000f000fu, b = q & 0x00f000f0u;
             if (TYPE == IS_Q5_K) {
                 uint32_t h = step % 2 ? bits >> (4 + w) : bits << (4 - w);
-                f[step][i] = as_u32(__hfma2(as_half2(a | (h & 0x00100010u)), low, offset));
-                f[step][i + 2] = as_u32(__hfma2(as_half2(b | (h & 0x01000100u)), high, offset));
+                a |= h & 0x00100010u, b |= h & 0x01000100u;
+                f[step][i] = as_u32(__hfma2(as_half2(a), scales[i].low, offset));
+                f[step][i + 2] = as_u32(__hfma2(as_half2(b), scales[i].high, offset));
             } else {
-                f[step][i] = as_u32(__hmul2(as_half2(a), low));
-                f[step][i + 2] = as_u32(__hmul2(as_half2(b), high));
+                f[step][i] = as_u32(__hmul2(as_half2(a), scales[i].low));
+                f[step][i + 2] = as_u32(__hmul2(as_half2(b), scales[i].high));
             }
         }
     }
 }
 
-/* scale * (low - 8) * 2^-16. Each half of the block has a scale: that of low nibbles (a), and of
- * high ones (b). */
-template <int ROWS>
-static __device__ __forceinline__ void unpack_q6_low(fragments &f, uint32_t at, int half) {
+/* scale * (low - 8) * 2^-16. */
+template <int ROWS, int PART>
+static __device__ __forceinline__ void
+unpack_q6_low(fragments &f, struct weight_scales<IS_Q6_K> (&scales)[2], uint32_t at) {
     using L = stage_layout<IS_Q6_K, ROWS>;
     const thread_place own;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         uint32_t row = own.row + 8 * i;
-        uint2 raw = peek<uint2>(at + L::QUANTS + own.j * WIDE_CHUNK + row * 16 + half * 8);
-        uint32_t flipped = peek<uint16_t>(at + L::W_SCALES + row * 8 + own.j * 2) ^ 0x8080u;
-        __half2 scale_a = times(int8_pair<0x4040>(flipped), 256),
-                scale_b = times(int8_pair<0x4141>(flipped), 16);
-        __half2 offset_a = times(scale_a, -0x1p-21f), offset_b = times(scale_b, -0x1p-17f);
+        uint2 raw = peek<uint2>(at + L::QUANTS + own.j * WIDE_CHUNK + row * 16 + PART * 8);
+        struct weight_scales<IS_Q6_K> &by = scales[i];
+        load_scales_of<IS_Q6_K, ROWS, PART>(by, at, row, own.j);
 #pragma unroll
         for (int step = 0; step < 4; step++) {
             uint32_t q = (step / 2 ? raw.y : raw.x) >> (step % 2 * 8);
-            f[step][i] = as_u32(__hfma2(as_half2(q & 0x000f000fu), scale_a, offset_a));
-            f[step][i + 2] = as_u32(__hfma2(as_half2(q & 0x00f000f0u), scale_b, offset_b));
+            f[step][i] = as_u32(__hfma2(as_half2(q & 0x000f000fu), by.a, by.offset_a));
+            f[step][i + 2] = as_u32(__hfma2(as_half2(q & 0x00f000f0u), by.b, by.offset_b));
         }
     }
 }
 
-/* scale * (2 r - 3) * 2^-17. */
-template <int ROWS>
-static __device__ __forceinline__ void unpack_q6_high(fragments &f, uint32_t at, int half) {
+/* scale * (2 r - 3) * 2^-17. Bits stay at their place in the lower 10 of a half, and the scales go
+ * down by 4 from place to place: fewer instructions than to shift every pair. */
+template <int ROWS, int PART>
+static __device__ __forceinline__ void
+unpack_q6_high(fragments &f, struct weight_scales<IS_Q6_K> (&scales)[2], uint32_t at) {
     using L = stage_layout<IS_Q6_K, ROWS>;
     const thread_place own;
 #pragma unroll
@@ -135,19 +194,18 @@ static __device__ __forceinline__ void unpack_q6_high(fragments &f, uint32_t at,
         uint32_t row = own.row + 8 * i;
         uint2 bits =
             peek<uint2>(at + L::HIGH_BITS + own.j / 2 * WIDE_CHUNK + row * 16 + own.j % 2 * 8);
-        uint32_t flipped = peek<uint16_t>(at + L::W_SCALES + row * 8 + own.j * 2) ^ 0x8080u;
-        __half2 scale_a = times(int8_pair<0x4040>(flipped), 256),
-                scale_b = times(int8_pair<0x4141>(flipped), 256);
-        __half2 offset_a = times(times(scale_a, -0x1p-21f), 3 / 16.0f),
-                offset_b = times(times(scale_b, -0x1p-21f), 3 / 16.0f);
+        struct weight_scales<IS_Q6_K> &by = scales[i];
+        load_scales_of<IS_Q6_K, ROWS, PART>(by, at, row, own.j);
         bits.x ^= 0xaaaaaaaau, bits.y ^= 0xaaaaaaaau;
+        asm("" : "+r"(bits.x), "+r"(bits.y)); /* once, not with every mask */
 #pragma unroll
         for (int step = 0; step < 4; step++) {
-            int shift = step % 2 * 8 + 2 * (step / 2 + 2 * half);
-            f[step][i] =
-                as_u32(__hfma2(as_half2(bits.x >> shift & 0x00030003u), scale_a, offset_a));
-            f[step][i + 2] =
-                as_u32(__hfma2(as_half2(bits.y >> shift & 0x00030003u), scale_b, offset_b));
+            uint32_t mask = 0x00030003u << (step / 2 * 2 + (PART - 2) * 4);
+            uint32_t a = bits.x >> (step % 2 * 8), b = bits.y >> (step % 2 * 8);
+            f[step][i] = as_u32(__hfma2(as_half2(a & mask), by.a, by.offset_a));
+            f[step][i + 2] = as_u32(__hfma2(as_half2(b & mask), by.b, by.offset_b));
+            if (step == 1)
+                by.next_place();
         }
     }
 }
@@ -170,15 +228,16 @@ static __device__ __forceinline__ void unpack_q8(fragments &f, uint32_t at, int 
 }
 
 template <int TYPE, int ROWS, int PART>
-static __device__ __forceinline__ void unpack_part(fragments &f, uint32_t at) {
+static __device__ __forceinline__ void
+unpack_part(fragments &f, struct weight_scales<TYPE> (&scales)[2], uint32_t at) {
     if constexpr (TYPE == IS_Q6_K && PART < 2)
-        unpack_q6_low<ROWS>(f, at, PART);
+        unpack_q6_low<ROWS, PART>(f, scales, at);
     else if constexpr (TYPE == IS_Q6_K)
-        unpack_q6_high<ROWS>(f, at, PART - 2);
+        unpack_q6_high<ROWS, PART>(f, scales, at);
     else if constexpr (TYPE == IS_Q8_0)
         unpack_q8<ROWS>(f, at, PART);
     else
-        unpack_q4<TYPE, ROWS>(f, at, PART);
+        unpack_q4<TYPE, ROWS, PART>(f, scales, at);
         /* Here, not earlier or later: registers are few. */
 #pragma unroll
     for (int i = 0; i < 16; i++)
@@ -192,10 +251,11 @@ static __device__ __forceinline__ void unpack_part(fragments &f, uint32_t at) {
  * of the activations: [4 i ...]. */
 template <int TYPE, int ROWS> struct wide_sums {
     static constexpr int PRODUCTS = TYPE == IS_Q6_K ? 2 : TYPE == IS_Q8_0 ? 4 : 1;
-    float c[PRODUCTS][ROWS / 2]; /* of a group */
-    float kblock[ROWS / 2];      /* groups of a K block */
-    float split[ROWS / 2];       /* K blocks of a split */
-    fragments f[2];              /* of parts in flight */
+    float c[PRODUCTS][ROWS / 2];          /* of a group */
+    float kblock[ROWS / 2];               /* groups of a K block */
+    float split[ROWS / 2];                /* K blocks of a split */
+    fragments f[2];                       /* of parts in flight */
+    struct weight_scales<TYPE> scales[2]; /* of the weight rows: KEEPS_SCALES */
 };
 
 /* Activation scales of rows 8 i + 2 j and the next, i = 0 ... 3 of 32 rows. */
