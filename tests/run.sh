@@ -258,6 +258,10 @@ all() {
                 CROSS=aarch64-linux-gnu MODE=ubsan ;;
         aarch64)
             suite "gcc, NEON only" env SLUICE_CPU=neon build/tests
+            if [[ $(qemu-x86_64-static --version) == *" version 7."* ]]; then
+                echo "x86-64 kernels: QEMU 7.2 reads no index from ymm4 in vpgatherdd, left out"
+                emulated=${emulated/ kernels / }
+            fi
             flavour "x86-64 with AVX2 under qemu" "qemu-x86_64-static -cpu max" "$emulated" CROSS=x86_64-linux-gnu ;;
     esac
 }
