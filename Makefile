@@ -149,6 +149,7 @@ ifneq ($(filter aarch64%,$(or $(CROSS),$(shell uname -m))),)
 $(B)/obj/src/backend/cpu/kernels_neon_sdot.o: CFLAGS += -march=armv8.2-a+dotprod
 $(B)/obj/src/backend/cpu/kernels_neon_mmla.o: CFLAGS += -march=armv8.2-a+dotprod+i8mm
 $(B)/obj/src/backend/cpu/kernels_neon_fhm.o: CFLAGS += -march=armv8.2-a+fp16fml
+$(B)/obj/src/backend/cpu/kernels_neon_plain.o: CFLAGS += -march=armv8.2-a+fp16fml
 endif
 else
 # These are written in the order that suits the cores: gcc's own costs q8_0 a seventh (SDOT), or

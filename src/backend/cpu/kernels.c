@@ -12,7 +12,7 @@ static const struct kernel_rows *const tables[] = {
     &kernels_avx512,
     &kernels_avx2,
 #elif defined(__aarch64__)
-    &kernels_neon_mmla, &kernels_neon_sdot, &kernels_neon_fhm, &kernels_neon,
+    &kernels_neon_mmla, &kernels_neon_sdot, &kernels_neon_plain, &kernels_neon_fhm, &kernels_neon,
 #endif
     &kernels_portable,
 };
