@@ -133,6 +133,11 @@ check_vulkan() {
         echo "Vulkan: glslc, its headers or a driver was not found, left out"
         return
     fi
+    # LLVM knows Neoverse V1, N2 and V2 by their numbers, and that they have SVE.
+    if grep -qE 'CPU part.*0xd(40|49|4f)' /proc/cpuinfo && ! grep -qw sve /proc/cpuinfo; then
+        echo "Vulkan: Mesa's driver compiles SVE for this processor, where SVE is turned off, left out"
+        return
+    fi
     local validate=0
     [ ! -f /usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json ] || validate=1
     suite "Vulkan, ops" env SLUICE_VULKAN_VALIDATE=$validate build/tests-vulkan vulkan_

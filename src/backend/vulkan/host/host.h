@@ -105,6 +105,7 @@ struct vulkan_device {
     bool has_full_subgroups; /* they can be feature_query for; other devices have them as a rule */
     bool has_robustness;     /* of pipelines, which can be turned off */
     bool has_statistics;     /* of pipelines, and they are wanted */
+    bool converts_halves;    /* by half.glsl: the driver's unpackHalf2x16 is wrong */
     pthread_mutex_t submitting; /* to its queues */
     pthread_mutex_t making;     /* what is below */
     VkPipelineCache cache;

@@ -469,6 +469,9 @@ static int open_device(struct backend *b, const struct extensions *e, struct fea
     b->dev->physical = b->physical;
     b->dev->has_full_subgroups = a->subgroups.computeFullSubgroups;
     b->dev->has_robustness = a->robustness.pipelineRobustness;
+#ifdef __aarch64__ /* Mesa's driver with LLVM 15: wrong values, or "Cannot select" and abort */
+    b->dev->converts_halves = b->is_cpu;
+#endif
     b->dev->has_statistics = a->statistics.pipelineExecutableInfo && vk.pipeline_statistics;
     pthread_mutex_init(&b->dev->submitting, NULL);
     pthread_mutex_init(&b->dev->making, NULL);

@@ -180,16 +180,23 @@ static void read_statistics(const struct vulkan_device *d, struct vulkan_pipelin
     }
 }
 
+/* The constant of half.glsl. A shader without it is not concerned. */
+enum { CONVERTS_HALVES = 100 };
+
 static VkResult make_pipeline(struct vulkan_device *d, struct vulkan_pipeline *p) {
-    VkSpecializationMapEntry entries[VULKAN_MAX_CONSTANTS];
-    for (uint32_t i = 0; i < p->n_constants; i++)
-        entries[i] =
-            (VkSpecializationMapEntry){i, i * (uint32_t)sizeof *p->constants, sizeof *p->constants};
+    const uint32_t n = p->n_constants, size = sizeof *p->constants;
+    VkSpecializationMapEntry entries[VULKAN_MAX_CONSTANTS + 1];
+    uint32_t values[VULKAN_MAX_CONSTANTS + 1];
+    for (uint32_t i = 0; i < n; i++)
+        entries[i] = (VkSpecializationMapEntry){i, i * size, size};
+    memcpy(values, p->constants, n * size);
+    entries[n] = (VkSpecializationMapEntry){CONVERTS_HALVES, n * size, size};
+    values[n] = d->converts_halves;
     const VkSpecializationInfo constants = {
-        .mapEntryCount = p->n_constants,
+        .mapEntryCount = n + 1,
         .pMapEntries = entries,
-        .dataSize = p->n_constants * sizeof *p->constants,
-        .pData = p->constants,
+        .dataSize = (n + 1) * size,
+        .pData = values,
     };
     /* NVIDIA's driver checks the bounds of every access unless the pipeline opts out. */
     const VkPipelineRobustnessCreateInfoEXT unchecked = {

@@ -3,6 +3,8 @@
 #ifndef ATTEND_CACHE_GLSL
 #define ATTEND_CACHE_GLSL
 
+#include "half.glsl"
+
 #if CACHE == 0
 layout(binding = 3) readonly buffer Keys { vec4 keys[]; };
 layout(binding = 4) readonly buffer Values { vec4 values[]; };
@@ -32,7 +34,7 @@ vec4 value_at(uint row, uint c) {
 }
 #elif CACHE == 1
 vec4 four_halves(uvec2 v) {
-    return vec4(unpackHalf2x16(v.x), unpackHalf2x16(v.y));
+    return vec4(unpack_halves(v.x), unpack_halves(v.y));
 }
 vec4 key_at(uint row, uint c) {
     return four_halves(keys[row * (D / 4) + c]);
@@ -46,10 +48,10 @@ vec4 value_at(uint row, uint c) {
 
 vec4 scaled(uint d, uint bytes) {
 #if CACHE == 2
-    return unpackHalf2x16(d).x * vec4(int(bytes << 24) >> 24, int(bytes << 16) >> 24,
+    return unpack_halves(d).x * vec4(int(bytes << 24) >> 24, int(bytes << 16) >> 24,
                                       int(bytes << 8) >> 24, int(bytes) >> 24);
 #else
-    return unpackHalf2x16(d).x * (vec4(bytes & 15u, bytes >> 8 & 15u, bytes >> 16 & 15u,
+    return unpack_halves(d).x * (vec4(bytes & 15u, bytes >> 8 & 15u, bytes >> 16 & 15u,
                                        bytes >> 24 & 15u) - 8.0);
 #endif
 }

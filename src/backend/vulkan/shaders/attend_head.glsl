@@ -6,6 +6,8 @@
 #ifndef ATTEND_HEAD_GLSL
 #define ATTEND_HEAD_GLSL
 
+#include "half.glsl"
+
 #ifndef HEADS_OF_X
 #define HEADS_OF_X 1
 #endif
@@ -111,7 +113,7 @@ bool is_number(float v) {
 
 uint scale_half(float scale) {
     uint h = half_of(scale);
-    float found = unpackHalf2x16(h).x, lost = scale < 0 ? found - scale : scale - found;
+    float found = unpack_halves(h).x, lost = scale < 0 ? found - scale : scale - found;
     return h + ((h & 0x7c00u) == 0 && lost > 0 ? 1u : 0u);
 }
 
@@ -140,7 +142,7 @@ void encode_block(uint b) {
 #if CACHE == 2
     precise float scale = (-low > high ? -low : high) / 127.0;
     d = half_of(scale);
-    float base = scale <= 65504.0 ? scale : unpackHalf2x16(d).x;
+    float base = scale <= 65504.0 ? scale : unpack_halves(d).x;
     float factor = base != 0 ? 1.0 / base : 0.0;
     factor = is_number(factor) ? factor : 0.0;
     for (uint i = 0; i < 16; i++) {
@@ -150,7 +152,7 @@ void encode_block(uint b) {
 #else
     precise float scale = (-low > high ? low : high) / -8.0;
     d = scale == 0 ? 0 : scale_half(scale);
-    float stored = unpackHalf2x16(d).x, factor = stored != 0 ? 1.0 / stored : 0.0;
+    float stored = unpack_halves(d).x, factor = stored != 0 ? 1.0 / stored : 0.0;
     for (uint i = 0; i < 8; i++) {
         uint j = 32 * b + 2 * i;
         halves[at + 1 + i] = q4_of(x[j], factor) | q4_of(x[j + 16], factor) << 4 |

@@ -29,7 +29,7 @@ float plain_value(uint row, uint c) {
     if (TYPE == DT_F32)
         return uintBitsToFloat(WORD(row / 4 + c));
     uint bits = load_u16(row + 2 * c);
-    return TYPE == DT_F16 ? unpackHalf2x16(bits).x : uintBitsToFloat(bits << 16);
+    return TYPE == DT_F16 ? unpack_halves(bits).x : uintBitsToFloat(bits << 16);
 }
 
 void put_group(uint row, uint g, uint to) {

@@ -4,6 +4,8 @@
 // The shader has `shared uvec4 tile[]`, in which rows of 16 fp16 values along K begin `stride` vectors
 // after each other. -DPLAIN: by plain code, for drivers without such matrices.
 #ifdef PLAIN
+#include "half.glsl"
+
 struct Halves {
     uint at, stride;
 };
@@ -30,7 +32,7 @@ Floats multiply_add(Halves a, Halves b, Floats c) {
     for (uint i = 0; i < 8; i++)
         for (uint k = 0; k < 8; k++) {
             uint at = a.at + MY_ROW * a.stride + k / 4, to = b.at + MY_COLUMN(i) * b.stride + k / 4;
-            vec2 x = unpackHalf2x16(tile[at][k % 4]), y = unpackHalf2x16(tile[to][k % 4]);
+            vec2 x = unpack_halves(tile[at][k % 4]), y = unpack_halves(tile[to][k % 4]);
             c.of[i] += x.x * y.x + x.y * y.y;
         }
     return c;

@@ -128,14 +128,14 @@ void put_q6_k(uint at, uint to, uint u) {
     uvec4 h = shift_vector(high[0], high[1], from.y) >> 2 * (u & 1);
     put_bytes(at, l & 0x0f0f0f0fu | h << 4 & 0x30303030u, 0x00ff00ffu, 0x64006400u, 32, false, 1);
     put_bytes(at + 4, l >> 4 & 0x0f0f0f0fu | h & 0x30303030u, 0x00ff00ffu, 0x64006400u, 32, false, 1);
-    of_w[to] = unpackHalf2x16(rest.z).x;
+    of_w[to] = unpack_halves(rest.z).x;
     of_w[to + (1 + HALF) * 64] = float(bitfieldExtract(int(rest.x), int(8 * HALF), 8));
     of_w[to + (3 + HALF) * 64] = float(bitfieldExtract(int(rest.y), int(8 * HALF), 8));
 }
 
 void put_k(uint at, uint to, uint u) {
     uvec2 s = k_scales(header, u & 3);
-    vec2 scale = vec2(s.x & 255, s.x >> 8), d = unpackHalf2x16(header.x);
+    vec2 scale = vec2(s.x & 255, s.x >> 8), d = unpack_halves(header.x);
     if (TYPE == DT_Q5_K) {
         uvec4 bits = high[0] >> 2 * (u & 3);
         uvec4 a = low[0] & 0x0f0f0f0fu | bits << 4 & 0x10101010u;

@@ -4,6 +4,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
+#include "half.glsl"
 #include "product.glsl"
 
 #define DT_F32 0u
@@ -13,7 +14,7 @@ layout(binding = 7) readonly buffer X { float x[]; };
 layout(binding = 7) readonly buffer X4 { vec4 x4[]; };
 
 vec2 two_of(uint word) {
-    return TYPE == DT_F16 ? unpackHalf2x16(word)
+    return TYPE == DT_F16 ? unpack_halves(word)
                           : uintBitsToFloat(uvec2(word << 16, word & 0xffff0000u));
 }
 

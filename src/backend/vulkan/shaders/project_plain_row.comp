@@ -14,6 +14,7 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 #define ROW
+#include "half.glsl"
 #include "product.glsl"
 
 layout(constant_id = 9) const uint UNITS = 1;        // of a row
@@ -175,7 +176,7 @@ void load_batch(Cursor c, inout Batch o) {
 
 vec4 four_of(uint a, uint b) {
     if (TYPE == DT_F16)
-        return vec4(unpackHalf2x16(a), unpackHalf2x16(b));
+        return vec4(unpack_halves(a), unpack_halves(b));
     return uintBitsToFloat(uvec4(a << 16, a & 0xffff0000u, b << 16, b & 0xffff0000u));
 }
 

@@ -8,6 +8,7 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #define TILE
+#include "half.glsl"
 #include "product.glsl"
 
 #define DT_F32 0u
@@ -22,7 +23,7 @@ shared vec4 tile[2 * (W + X) * STRIDE];
 const uint COLUMNS = EPILOGUE == SWIGLU ? W / 2 : W;
 
 vec2 two_of(uint word) {
-    return TYPE == DT_F16 ? unpackHalf2x16(word)
+    return TYPE == DT_F16 ? unpack_halves(word)
                           : uintBitsToFloat(uvec2(word << 16, word & 0xffff0000u));
 }
 

@@ -9,6 +9,8 @@
 #ifndef TYPES_GLSL
 #define TYPES_GLSL
 
+#include "half.glsl"
+
 #ifndef K_VALUES
 #define K_VALUES p.k
 #endif
@@ -80,7 +82,7 @@ uint load_u32(uint at) {
 }
 
 float load_half(uint at) {
-    return unpackHalf2x16(load_u16(at)).x;
+    return unpack_halves(load_u16(at)).x;
 }
 
 // Words of consecutive bytes, n at most 8.
@@ -163,7 +165,7 @@ void unpack_small(uint at, out Group o) {
         for (uint i = 0; i < 8; i++)
             o.q[i] = bytes_minus(o.q[i], 8);
     } else if (TYPE == DT_Q4_1) {
-        vec2 d = unpackHalf2x16(load_u32(at));
+        vec2 d = unpack_halves(load_u32(at));
         set_scale(d.x, -d.y, o);
         unpack_nibbles(at + 4, o);
     } else if (TYPE == DT_Q5_0) {
@@ -172,7 +174,7 @@ void unpack_small(uint at, out Group o) {
         for (uint i = 0; i < 8; i++)
             o.q[i] = bytes_minus(o.q[i], 16);
     } else if (TYPE == DT_Q5_1) {
-        vec2 d = unpackHalf2x16(load_u32(at));
+        vec2 d = unpack_halves(load_u32(at));
         set_scale(d.x, -d.y, o);
         unpack_q5(at + 4, at + 8, o);
     } else if (TYPE == DT_IQ4_NL) {
@@ -203,7 +205,7 @@ uvec2 k_scales(uvec4 header, uint r) {
 void unpack_k(uint at, uint g, out Group o) {
     uint first = at >> 2;
     uvec4 header = uvec4(WORD(first), WORD(first + 1), WORD(first + 2), WORD(first + 3));
-    vec2 d = unpackHalf2x16(header.x);
+    vec2 d = unpack_halves(header.x);
     uvec2 s = k_scales(header, g / 2) >> 8 * (g & 1) & 255u;
     set_scale(d.x * float(s.x), d.y * float(s.y), o);
     uint qs = first + (TYPE == DT_Q5_K ? 12 : 4) + 8 * (g / 2);
@@ -215,7 +217,7 @@ void unpack_k(uint at, uint g, out Group o) {
 }
 
 void unpack_q2_k(uint at, uint g, out Group o) {
-    vec2 d = unpackHalf2x16(load_u32(at + 80));
+    vec2 d = unpack_halves(load_u32(at + 80));
     for (uint i = 0; i < 2; i++) {
         uint s = load_u8(at + 2 * g + i);
         o.scale[i] = d.x * float(s & 15);
@@ -396,7 +398,7 @@ void unpack_iq1(uint at, uint g, out Group o) {
     uint a = load_u32(at + 48), b = load_u32(at + 52), scales = load_u16(at + 48 + 2 * (g / 2));
     uint d = (a >> 12 & 15) | (a >> 28) << 4 | (b >> 12 & 15) << 8 | (b >> 28) << 12;
     uvec2 s = uvec2(scales >> 6 * (g & 1), scales >> 6 * (g & 1) + 3) & 7u;
-    o.scale = unpackHalf2x16(d).x * vec2(2 * s + 1) * 0.125;
+    o.scale = unpack_halves(d).x * vec2(2 * s + 1) * 0.125;
     for (uint i = 0; i < 4; i++) {
         uint high = load_u8(at + 32 + 2 * g + i / 2) >> 4 * (i & 1);
         iq1_values(load_u8(at + 4 * g + i) | (high & 7) << 8, high >> 3 & 1, i, o);

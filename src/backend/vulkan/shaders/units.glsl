@@ -105,7 +105,7 @@ void load_k(uint row, uint u, out Raw o) {
 
 void unpack_k(Raw raw, uint u, out Unit o) {
     uint r = u & 3;
-    vec2 d = unpackHalf2x16(raw.v[0].x);
+    vec2 d = unpack_halves(raw.v[0].x);
     uvec2 s = k_scales(raw.v[0], r);
     o.scale.x = d.x;
     o.minimum.x = d.y;
@@ -165,7 +165,7 @@ void unpack_q6_k(Raw raw, uint row, uint u, out Unit o) {
     uint low[8], high[8];
     shift_vectors(raw.v[0], raw.v[1], raw.v[2], at.x, low);
     shift_vectors(raw.v[3], raw.v[4], raw.v[5], at.y, high);
-    o.scale.x = unpackHalf2x16(raw.rest.z).x;
+    o.scale.x = unpack_halves(raw.rest.z).x;
     o.whole = ivec4(bitfieldExtract(int(raw.rest.x), 0, 8), bitfieldExtract(int(raw.rest.x), 8, 8),
                     bitfieldExtract(int(raw.rest.y), 0, 8), bitfieldExtract(int(raw.rest.y), 8, 8));
     join_q6_k(low, high, u, o);
@@ -185,7 +185,7 @@ void join_q8_0(uint w[17], out Unit o) {
         o.q[i] = w[i] >> 16 | w[i + 1] << 16;
         o.q[i + 8] = w[i + 9];
     }
-    o.scale = vec2(unpackHalf2x16(w[0]).x, unpackHalf2x16(w[8]).y).xxyy;
+    o.scale = vec2(unpack_halves(w[0]).x, unpack_halves(w[8]).y).xxyy;
     o.minimum = vec4(0);
 }
 
