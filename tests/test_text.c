@@ -5,6 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "file/folder.h"
 #include "file/gguf.h"
 #include "file/gguf_write.h"
@@ -1041,6 +1042,36 @@ TEST(text_hostile_gguf) {
             test_fail(__FILE__, __LINE__, "case %zu says \"%s\"", i, err.text);
         if (status == SLUICE_OK)
             ids_of_z(t, "abba <x>", ENCODE_SPECIAL | ENCODE_BOS);
+        tokenizer_close(t);
+        gguf_close(g);
+        unlink(path);
+    }
+}
+
+static void keep_warning(void *to, enum log_level level, const char *line) {
+    if (level == LOG_WARN)
+        snprintf(to, 256, "%s", line);
+}
+
+TEST(text_ids_beyond_the_vocabulary_are_reported) {
+    static const struct gguf_case cases[] = {
+        {"", .model = "gpt2", .n_tokens = 4, .bos = 3},
+        {"key tokenizer.ggml.bos_token_id is 4, expected a token, 0 to 3: it is not used",
+         .model = "gpt2", .n_tokens = 4, .bos = 4},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *path = test_temporary("ids.gguf");
+        char said[256] = "";
+        struct gguf *g = NULL;
+        struct tokenizer *t = NULL;
+        struct err err = {0};
+        write_case(&cases[i], path);
+        EXPECT_INT(gguf_open(&g, path, &err), SLUICE_OK);
+        log_set(keep_warning, said);
+        EXPECT_INT(tokenizer_from_gguf(&t, g, &err), SLUICE_OK);
+        log_set(NULL, NULL);
+        if (!*said != !*cases[i].expected || !strstr(said, cases[i].expected))
+            test_fail(__FILE__, __LINE__, "case %zu says \"%s\"", i, said);
         tokenizer_close(t);
         gguf_close(g);
         unlink(path);

@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "file/gguf.h"
 #include "text/tokenizer_make.h"
 
@@ -120,13 +121,17 @@ static int read_merges(struct merge_text **out, size_t *count, const struct gguf
     return SLUICE_OK;
 }
 
-/* An id key: -1 when absent or beyond the vocabulary, unless *id says otherwise. */
+/* An id key: -1 when absent or beyond the vocabulary, unless *id says otherwise. Files say -1 for
+ * none; what else is no token is a mistake, but no reason not to run. */
 static int read_id(const struct gguf *g, const char *name, int32_t count, int32_t *id,
                    struct err *err) {
     uint64_t value;
     int status = gguf_get_u64(g, name, &value, err);
     if (status > 0)
         *id = value < (uint64_t)count ? (int32_t)value : -1;
+    if (status > 0 && *id < 0 && value != UINT32_MAX)
+        log_line(LOG_WARN, "%s: key %s is %" PRIu64 ", expected a token, 0 to %d: it is not used",
+                 g->path, name, value, count - 1);
     return status < 0 ? status : SLUICE_OK;
 }
 
