@@ -156,10 +156,10 @@ static int parse(struct serve *s, int argc, char **argv) {
         .verb = "serve",
         .synopsis = "[MODEL] [--host ADDRESS] [--port N] [options]",
         .about =
-            "Serves the OpenAI, Anthropic and Ollama APIs, and a page to chat on, over HTTP. "
-            "Listens on this\nmachine only unless --host says otherwise. Sampling options are the "
-            "defaults of requests that leave\nthem out. SIGTERM and Ctrl-C let running answers "
-            "finish; a second one ends the server at once.",
+            "Serves the OpenAI, Anthropic, Ollama and llama.cpp APIs, and a page to chat on, "
+            "over HTTP.\nListens on this machine only unless --host says otherwise. Sampling "
+            "options are the defaults\nof requests that leave them out. SIGTERM and Ctrl-C let "
+            "running answers finish; a second one\nends the server at once.",
         .example = "sluice serve model.gguf --port 8080",
         .opts = opts,
         .n_opts = common_opts(opts, 20, &s->common,
