@@ -35,15 +35,16 @@
 #define INLINE static inline __attribute__((always_inline))
 
 enum {
-    TILES = 8,    /* that an activation row meets in turn */
+    TILES = 16,   /* that an activation row meets in turn */
     MAX_ACTS = 8, /* rows at once */
     CHUNK = 8,    /* groups between visits to the sums: a block of 256 values */
     SEGMENT = 32, /* groups whose activations are put together for all tiles */
+    /* Rows that a tile stays open for: MANY at most, and not fewer than LEAST_MANY. */
+    MANY = 64,
+    LEAST_MANY = UNIT == 8 ? 16 : 32,
 };
 
-/* ---- opening half a tile
- * ----------------------------------------------------------------------
- */
+/* ---- opening half a tile --------------------------------------------------------------------- */
 
 typedef void open_fn(const uint8_t *from, int8x16_t *w /* (8) */);
 
@@ -149,8 +150,7 @@ INLINE void open_mxfp4(const uint8_t *from, int8x16_t *w) {
     open_table(mxfp4_values, from, w);
 }
 
-/* ---- opening types with a grid
- * ---------------------------------------------------------------- */
+/* ---- opening types with a grid --------------------------------------------------------------- */
 
 /* Entry s of a row's group: eight values, and what makes some of them negative. */
 
@@ -269,8 +269,7 @@ OPEN_GRID(iq3_s, negated)
 OPEN_GRID(iq1_s, vsubq_u8)
 OPEN_GRID(iq1_m, vsubq_u8)
 
-/* ---- floats from integers
- * -------------------------------------------------------------------- */
+/* ---- floats from integers -------------------------------------------------------------------- */
 
 struct format {
     enum dtype type;
@@ -288,6 +287,10 @@ struct format {
 
 INLINE int32_t start_bits(int shift) {
     return START_BITS(shift);
+}
+
+INLINE float start_value(int shift) {
+    return 1.5f * (float)(1 << (23 - shift));
 }
 
 /* Where a sum begins, or, if its lanes will be added in pairs, two of them. Loaded for each one:
@@ -410,9 +413,7 @@ INLINE void load_scales(const struct format *f, struct half from, int g, int hal
                            : four_bytes(at + NEON_TILE * run, half);
 }
 
-/* ---- blocks
- * ----------------------------------------------------------------------------------
- */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 /* Many rows' activations are put together before they meet the tiles. */
 #if UNIT == 8
@@ -422,6 +423,8 @@ INLINE void load_scales(const struct format *f, struct half from, int g, int hal
 struct together {
     int8_t q[4][16];
     float scale[4], offset[4], half_offset[2][4];
+    float
+        unused[4]; /* pairs 128 bytes apart lie in one bank of L1, of which V1 reads one a cycle */
 };
 enum { TOGETHER = 2 };
 #else
@@ -544,7 +547,7 @@ INLINE TARGET void dot_four(int32x4_t *dot, const int8x16_t *w, const int8x16_t 
 }
 
 /* Both halves of a tile with one row. */
-INLINE TARGET void multiply_one(const struct format *f, int8x16_t (*w)[8],
+INLINE TARGET void multiply_one(const struct format *f, const int8x16_t (*w)[8],
                                 const float32x4_t (*s)[2][ORDERS], const struct act_group *a,
                                 float32x4_t *whole /* (2) */) {
     const int last = f->runs - 1;
@@ -579,7 +582,7 @@ INLINE TARGET void multiply_four(const struct format *f, const int8x16_t *w,
 
 /* The wholes of group g: both halves of a tile for one or two rows, one for
  * four or eight. */
-INLINE TARGET void multiply(const struct format *f, int8x16_t (*w)[8],
+INLINE TARGET void multiply(const struct format *f, const int8x16_t (*w)[8],
                             const float32x4_t (*s)[2][ORDERS], struct rows rows, int g, int acts,
                             float32x4_t (*whole)[MAX_ACTS]) {
     UNROLL for (int r = 0; r < acts && acts <= 2; r++) {
@@ -675,15 +678,82 @@ INLINE TARGET void dots_of_two(const struct format *f, const int8x16_t *w,
     }
 }
 
+/* Two steps, 16 values, of eight rows and four weight rows: each vector of weights and activations
+ * is loaded where it is used, and the eight sums grow in turns. V1 takes few operands a cycle that
+ * it has had for long, and a sum that is added to twice in a row waits. */
+#define LOAD_WEIGHTS(a, b, step) "ldp %q[" a "], %q[" b "], [%[w], #32*" step "]\n\t"
+#define LOAD_PAIR(pair, step) "ldr %q[x" pair "], [%[xy], #144*" pair "+16*" step "]\n\t"
+#define LOAD_START(sum) "ldr %q[d" sum "], [%[start], #16*" sum "]\n\t"
+#define ADD_SUM(sum, w, pair) "smmla %[d" sum "].4s, %[" w "].16b, %[x" pair "].16b\n\t"
+#define FIRST_PAIR(first, second, pair)                                                            \
+    LOAD_PAIR(pair, "0")                                                                           \
+    LOAD_START(first) LOAD_START(second) ADD_SUM(first, "a", pair) ADD_SUM(second, "b", pair)
+#define ADD_PAIR(first, second, pair, step, a, b)                                                  \
+    LOAD_PAIR(pair, step) ADD_SUM(first, a, pair) ADD_SUM(second, b, pair)
+#define ADD_STEP(step, a, b)                                                                       \
+    LOAD_WEIGHTS(a, b, step)                                                                       \
+    ADD_PAIR("0", "1", "0", step, a, b)                                                            \
+    ADD_PAIR("2", "3", "1", step, a, b)                                                            \
+    ADD_PAIR("4", "5", "2", step, a, b)                                                            \
+    ADD_PAIR("6", "7", "3", step, a, b)
+#define EIGHT_SUMS(mode)                                                                           \
+    [d0] mode(dot[0]), [d1] mode(dot[1]), [d2] mode(dot[2]), [d3] mode(dot[3]), [d4] mode(dot[4]), \
+        [d5] mode(dot[5]), [d6] mode(dot[6]), [d7] mode(dot[7]), [a] "=&w"(a), [b] "=&w"(b),       \
+        [c] "=&w"(c), [d] "=&w"(d), [x0] "=&w"(x0), [x1] "=&w"(x1), [x2] "=&w"(x2), [x3] "=&w"(x3)
+INLINE TARGET void first_steps(int shift, const int8x16_t *w, const int8_t *xy, int32x4_t *dot) {
+#define FOUR(v) v, v, v, v
+#define EIGHT_STARTS(shift)                                                                        \
+    { FOUR(FOUR(START_BITS(shift))), FOUR(FOUR(START_BITS(shift))) }
+    static const _Alignas(128)
+        int32_t starts[][4 * MAX_ACTS] = {EIGHT_STARTS(0), EIGHT_STARTS(1), EIGHT_STARTS(2),
+                                          EIGHT_STARTS(3), EIGHT_STARTS(4), EIGHT_STARTS(5)};
+    int8x16_t a, b, c, d, x0, x1, x2, x3;
+    __asm__(LOAD_WEIGHTS("a", "b", "0") FIRST_PAIR("0", "1", "0") FIRST_PAIR("2", "3", "1")
+                FIRST_PAIR("4", "5", "2") FIRST_PAIR("6", "7", "3") ADD_STEP("1", "c", "d")
+            : EIGHT_SUMS("=&w")
+            : [w] "r"(w), [xy] "r"(xy), [start] "r"(starts[shift])
+            : "memory");
+}
+
+INLINE TARGET void next_steps(const int8x16_t *w, const int8_t *xy, int32x4_t *dot) {
+    int8x16_t a, b, c, d, x0, x1, x2, x3;
+    __asm__(ADD_STEP("0", "a", "b") ADD_STEP("1", "c", "d")
+            : EIGHT_SUMS("+&w")
+            : [w] "r"(w), [xy] "r"(xy)
+            : "memory");
+}
+
+/* The wholes of eight rows. start: of a sum, multiplied with s[0] and negated, so that one
+ * instruction takes it away and multiplies; nothing is rounded, as in whole_of. */
+INLINE TARGET void wholes_of_eight(const struct format *f, const int8x16_t *w,
+                                   const float32x4_t (*s)[ORDERS], const float32x4_t *start,
+                                   const struct together *xy, float32x4_t *whole) {
+    UNROLL for (int run = 0; run < f->runs; run++) {
+        int32x4_t dot[MAX_ACTS];
+        first_steps(f->shift[run], w + 4 * run, xy->q[2 * run], dot);
+        if (f->runs == 1)
+            next_steps(w + 4, xy->q[2], dot);
+        UNROLL for (int r = 0; r < MAX_ACTS; r++) {
+            float32x4_t sum = vreinterpretq_f32_s32(dot[r]);
+            if (run == 0 && f->groups > 1)
+                whole[r] = vfmaq_f32(start[r % ORDERS], sum, s[0][r % ORDERS]);
+            else if (run == 0)
+                whole[r] = sum_of(dot[r], f->shift[0]);
+            else
+                whole[r] = vfmaq_f32(whole[r], sum_of(dot[r], f->shift[1]), s[1][r % ORDERS]);
+        }
+    }
+}
+
 /* The wholes of group g: both halves of a tile for two rows, one for four or
  * eight. */
-INLINE TARGET void multiply(const struct format *f, int8x16_t (*w)[8],
+INLINE TARGET void multiply(const struct format *f, const int8x16_t (*w)[8],
                             const float32x4_t (*s)[2][ORDERS], struct rows rows, int g, int acts,
                             float32x4_t (*whole)[MAX_ACTS]) {
     const int halves = acts > 2 ? 1 : 2;
     UNROLL for (int h = 0; h < halves; h++) {
-        int32x4_t dot[2][2];
         UNROLL for (int r = 0; r + 1 < acts; r += 2) {
+            int32x4_t dot[2][2];
             dots_of_two(f, w[h], together_of(rows, r, g, acts), dot);
             UNROLL for (int p = 0; p < 2; p++) whole[h][r + p] = whole_of(f, dot[p], s[h], p);
         }
@@ -819,8 +889,7 @@ INLINE TARGET void add_blocks(const struct format *f, const uint8_t *block, int 
         sums[first + h][r] = sum[h][r];
 }
 
-/* ---- tiles that stay open
- * --------------------------------------------------------------------
+/* ---- tiles that stay open -----------------------------------------------------------------------
  *
  * Where many rows meet a tile, it is opened once for all of them.
  */
@@ -828,7 +897,7 @@ INLINE TARGET void add_blocks(const struct format *f, const uint8_t *block, int 
 /* A group of half a tile. s: its scales, or d where blocks are of 32 values; m: its minimums. */
 struct opened {
     int8x16_t w[8];
-    float32x4_t s[2][ORDERS], m[2][ORDERS];
+    float32x4_t s[2][ORDERS], m[2][ORDERS], start[ORDERS]; /* start: see wholes_of_eight */
 };
 
 /* `n` groups of half a tile, up to a block of 256 values. */
@@ -843,6 +912,9 @@ INLINE TARGET void open_half(const struct format *f, const uint8_t *block, int n
         else
             s[0] = d_of(f, at, 0);
         in_order(s, f->runs, MAX_ACTS, to->s);
+        if (UNIT == 8 && f->groups > 1)
+            UNROLL for (int o = 0; o < ORDERS; o++) to->start[o] =
+                vmulq_n_f32(to->s[0][o], -start_value(f->shift[0]));
         if (f->has_min && f->groups > 1)
             load_minimums(f, at, g, 0, m);
         else if (f->has_min)
@@ -863,17 +935,18 @@ INLINE TARGET void add_opened(const struct format *f, const uint8_t *block, int 
     for (int g = 0; f->groups > 1 && f->has_min && g < n; g++)
         add_low(f, opened[g].m, rows, g, MAX_ACTS, low);
     for (int g = 0; g < n; g++) {
-        int8x16_t w[1][8];
-        float32x4_t s[1][2][ORDERS], whole[1][MAX_ACTS];
-        UNROLL for (int i = 0; i < 8; i++) w[0][i] = opened[g].w[i];
-        UNROLL for (int run = 0; run < f->runs; run++) UNROLL for (int o = 0; o < ORDERS; o++)
-            s[0][run][o] = opened[g].s[run][o];
-        multiply(f, w, s, rows, g, MAX_ACTS, whole);
+        float32x4_t whole[1][MAX_ACTS];
+#if UNIT == 8
+        wholes_of_eight(f, opened[g].w, opened[g].s, opened[g].start,
+                        together_of(rows, 0, g, MAX_ACTS), whole[0]);
+#else
+        multiply(f, &opened[g].w, &opened[g].s, rows, g, MAX_ACTS, whole);
+#endif
         if (f->groups > 1)
             UNROLL for (int r = 0; r < MAX_ACTS; r++) part[r] =
                 vfmaq_f32(part[r], whole[0][r], scale_of_row(rows, r, g, MAX_ACTS));
         else
-            add_wholes(f, whole[0], s[0][0], opened[g].m[0], rows, g, MAX_ACTS, part);
+            add_wholes(f, whole[0], opened[g].s[0], opened[g].m[0], rows, g, MAX_ACTS, part);
     }
     if (f->groups > 1)
         end_block(f, half_of(f, block, half), 0, part, low, MAX_ACTS, sums);
@@ -885,9 +958,7 @@ INLINE TARGET void add_opened(const struct format *f, const uint8_t *block, int 
 #include "backend/cpu/kernels_neon_one.h"
 #endif
 
-/* ---- tiles
- * -----------------------------------------------------------------------------------
- */
+/* ---- tiles ----------------------------------------------------------------------------------- */
 
 struct tiles {
     const uint8_t *at;
@@ -966,34 +1037,35 @@ INLINE TARGET void add_tiles(const struct format *f, struct tiles tiles, struct 
  * compiling takes long. */
 typedef void add_fn(struct tiles tiles, struct rows rows, float32x4_t (*sums)[2][MAX_ACTS]);
 
-/* Both of `count` tiles, for up to CHUNK groups. */
-typedef void open_tiles_fn(struct tiles tiles, uint32_t group, int n, struct opened *to);
-typedef void add_opened_fn(struct tiles tiles, uint32_t group, int n, const struct opened *opened,
-                           struct rows rows, float32x4_t (*sums)[2][MAX_ACTS]);
+/* Up to CHUNK groups of `acts` rows in eights, and of all tiles. */
+typedef void add_many_fn(struct tiles tiles, uint32_t group, int n, struct rows rows, uint32_t acts,
+                         float32x4_t (*sums)[TILES][2][MAX_ACTS]);
 
-INLINE TARGET void open_tiles(const struct format *f, struct tiles tiles, uint32_t group, int n,
-                              struct opened *to) {
+/* The activations, put together, stay in L1; half a tile is opened and meets them all. */
+INLINE TARGET void add_many_tiles(const struct format *f, struct tiles tiles, uint32_t group, int n,
+                                  struct rows rows, uint32_t acts,
+                                  float32x4_t (*sums)[TILES][2][MAX_ACTS]) {
+    struct together together[MANY / MAX_ACTS][CHUNK * MAX_ACTS / TOGETHER];
+    struct opened opened[CHUNK];
+    const uint32_t eights = acts / MAX_ACTS;
+    rows.at += group;
+    for (uint32_t i = 0; i < eights; i++, rows.at += MAX_ACTS * rows.stride)
+        put_together(f, rows, (uint32_t)n, MAX_ACTS, together[i]);
     for (uint32_t t = 0; t < tiles.count; t++)
-        for (int half = 0; half < 2; half++, to += CHUNK)
-            open_half(f, block_at(f, tiles, t, group), n, half, to);
-}
-
-/* MAX_ACTS rows from `rows` on. */
-INLINE TARGET void add_opened_tiles(const struct format *f, struct tiles tiles, uint32_t group,
-                                    int n, const struct opened *opened, struct rows rows,
-                                    float32x4_t (*sums)[2][MAX_ACTS]) {
-    struct together together[CHUNK * MAX_ACTS / TOGETHER];
-    struct rows from = {rows.at + group, rows.stride, together, NULL};
-    put_together(f, from, (uint32_t)n, MAX_ACTS, together);
-    for (uint32_t t = 0; t < tiles.count; t++)
-        for (int half = 0; half < 2; half++, opened += CHUNK)
-            add_opened(f, block_at(f, tiles, t, group), n, half, opened, from, sums[t][half]);
+        for (int half = 0; half < 2; half++) {
+            const uint8_t *block =
+                tiles.at + t * tiles.bytes + group / (uint32_t)f->groups * f->size;
+            open_half(f, block, n, half, opened);
+            for (uint32_t i = 0; i < eights; i++) {
+                rows.together = together[i];
+                add_opened(f, block, n, half, opened, rows, sums[i][t][half]);
+            }
+        }
 }
 
 struct adders {
     add_fn *eight, *four, *two, *one;
-    open_tiles_fn *open;
-    add_opened_fn *opened;
+    add_many_fn *many;
 };
 
 /* Some rows. Says how many. */
@@ -1017,18 +1089,14 @@ static void store_sums(float32x4_t (*sums)[2][MAX_ACTS], uint32_t acts, uint32_t
     }
 }
 
-/* ---- kernels
- * ---------------------------------------------------------------------------------
+/* ---- kernels --------------------------------------------------------------------------------- */
+
+/* Where that is less work than to open it for each eight rows: with SMMLA always, as its products
+ * of eight rows load what was opened; with SDOT only where opening takes long (bench/cpu/mca.py).
  */
-
-/* Rows that a tile stays open for: MANY at most, and not fewer than LEAST_MANY. */
-enum { MANY = 64, LEAST_MANY = 32 };
-
-/* Where that is less work than to open it for each eight rows: with SMMLA, but for q8_0, which is
- * open as it lies; with SDOT only where opening takes long (bench/cpu/mca.py). */
 static bool stays_open(const struct format *f) {
     const bool has_grid = f->unit != 1 || f->type == DT_IQ3_S;
-    return UNIT == 8 ? f->type != DT_Q8_0 : f->runs == 2 || has_grid;
+    return UNIT == 8 ? true : f->runs == 2 || has_grid;
 }
 
 INLINE struct rows rows_from(const struct activations *acts, uint32_t r) {
@@ -1051,14 +1119,11 @@ static uint32_t add_many(const struct adders *add, struct tiles tiles,
                          const struct activations *acts, uint32_t r, uint32_t columns, float *out,
                          size_t out_stride) {
     uint32_t rows = acts->n_rows - r < MANY ? (acts->n_rows - r) / MAX_ACTS * MAX_ACTS : MANY;
-    struct opened opened[TILES * 2 * CHUNK];
     float32x4_t sums[MANY / MAX_ACTS][TILES][2][MAX_ACTS];
     memset(sums, 0, rows / MAX_ACTS * sizeof *sums);
     for (uint32_t g = 0; g < tiles.groups; g += CHUNK) {
         int n = tiles.groups - g < CHUNK ? (int)(tiles.groups - g) : CHUNK;
-        add->open(tiles, g, n, opened);
-        for (uint32_t i = 0; i < rows; i += MAX_ACTS)
-            add->opened(tiles, g, n, opened, rows_from(acts, r + i), sums[i / MAX_ACTS]);
+        add->many(tiles, g, n, rows_from(acts, r), rows, sums);
     }
     for (uint32_t i = 0; i < rows; i += MAX_ACTS)
         store_rows(sums[i / MAX_ACTS], tiles.count, MAX_ACTS, columns, out + i * out_stride,
@@ -1128,19 +1193,15 @@ static void project(const struct format *f, const struct adders *add, const void
     ADD(type, four, 4)                                                                             \
     ADD(type, two, 2)                                                                              \
     ADD(type, one, 1)                                                                              \
-    static TARGET void open_tiles_##type(struct tiles tiles, uint32_t group, int n,                \
-                                         struct opened *to) {                                      \
-        open_tiles(&format_##type, tiles, group, n, to);                                           \
-    }                                                                                              \
-    static TARGET void add_opened_##type(struct tiles tiles, uint32_t group, int n,                \
-                                         const struct opened *opened, struct rows rows,            \
-                                         float32x4_t(*sums)[2][MAX_ACTS]) {                        \
-        add_opened_tiles(&format_##type, tiles, group, n, opened, rows, sums);                     \
+    static TARGET void add_many_##type(struct tiles tiles, uint32_t group, int n,                  \
+                                       struct rows rows, uint32_t acts,                            \
+                                       float32x4_t(*sums)[TILES][2][MAX_ACTS]) {                   \
+        add_many_tiles(&format_##type, tiles, group, n, rows, acts, sums);                         \
     }                                                                                              \
     static void project_##type(const void *weights, uint32_t first, uint32_t count,                \
                                const struct activations *acts, float *out, size_t out_stride) {    \
-        static const struct adders add = {add_eight_##type, add_four_##type,   add_two_##type,     \
-                                          add_one_##type,   open_tiles_##type, add_opened_##type}; \
+        static const struct adders add = {add_eight_##type, add_four_##type, add_two_##type,       \
+                                          add_one_##type, add_many_##type};                        \
         project(&format_##type, &add, weights, first, count, acts, out, out_stride);               \
     }
 
