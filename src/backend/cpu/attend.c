@@ -190,7 +190,7 @@ static void combine(struct softmax *f, float *pv, const struct softmax *sums, co
         factors[2 * i + 1] = split.max - max;
         f->max = max;
     }
-    row_exp(factors, 0, 2 * FEW);
+    row_exp_of(factors, factors, 1, 0, (2 * n + VEC_LANES - 1) / VEC_LANES * VEC_LANES);
     for (uint32_t i = 0; i < n; i++) {
         float sum = sums[i * step].sum, ours = factors[2 * i], theirs = factors[2 * i + 1];
         if (sum == 0)

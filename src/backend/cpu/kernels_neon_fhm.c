@@ -6,7 +6,7 @@
  * takes two cycles of one pipe for four of them: queries and weights become f16 once a split.
  *
  *   QK   a tile is up to eight queries and two to eight positions, sixteen values a turn
- *   PV   a block is up to eight queries and eight to 32 values, eight positions a turn
+ *   PV   a block is up to four queries and 16 or 32 values, eight positions a turn
  *
  * The sums are those of kernels.h, the bits those of all others. Other types, and heads that are no
  * multiple of sixteen wide, are left to kernels_neon.c. */
@@ -58,7 +58,8 @@ INLINE void store_weights(float *qk, uint32_t p, const float32x4_t *y, bool is_h
 #include "backend/cpu/kernels_softmax.h"
 
 enum {
-    MOST_ROWS = 8,
+    MOST_ROWS = 8,        /* queries of a tile of QK */
+    MOST_VALUES_ROWS = 4, /* of a block of PV: with more, one vector of values is all that fits */
     MOST_TILE = 8,
     MOST_EIGHTS = 4,
     VALUES_BYTES = 32 << 10, /* that blocks of PV go through at a time: half of V1's first cache */
@@ -67,9 +68,10 @@ enum {
 /* Positions of a tile of QK, and eights of values of a block of PV: sums enough that none waits for
  * the one before, in 16 to 20 registers. */
 #define TILE(rows) ((rows) <= 2 ? 8 : (rows) <= 5 ? 4 : 2)
-#define EIGHTS(rows) ((rows) <= 2 ? 4 : (rows) <= 4 ? 2 : 1)
+#define EIGHTS(rows) ((rows) <= 2 ? 4 : 2)
 
-#define FOR_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
+#define FOR_EACH_VALUES_ROWS(X) X(1) X(2) X(3) X(4)
+#define FOR_EACH_ROWS(X) FOR_EACH_VALUES_ROWS(X) X(5) X(6) X(7) X(8)
 
 /* Eight f16. */
 INLINE uint16x8_t load_8(const void *p) {
@@ -103,9 +105,9 @@ INLINE void fetch_near(const uint8_t *at, size_t row, int n) {
     UNROLL for (int i = 0; i < n; i++) __builtin_prefetch(at + (size_t)i * row);
 }
 
-/* How many of n queries go together next: as even as can be. */
-static uint32_t rows_of(uint32_t n) {
-    uint32_t turns = (n + MOST_ROWS - 1) / MOST_ROWS;
+/* How many of n queries go together next, `most` at most: as even as can be. */
+static uint32_t rows_of(uint32_t n, uint32_t most) {
+    uint32_t turns = (n + most - 1) / most;
     return (n + turns - 1) / turns;
 }
 
@@ -198,12 +200,12 @@ PV_STEP(7)
 INLINE struct ahead pv(const uint8_t *at, size_t row, const uint16_t *weights, uint32_t n,
                        struct ahead ahead, int rows, int eights, float *out, size_t stride) {
     const bool is_line = (uintptr_t)at % 64 == 0; /* otherwise the block before had its lines */
-    float32x4_t acc[MOST_ROWS][2 * MOST_EIGHTS];
+    float32x4_t acc[MOST_VALUES_ROWS][2 * MOST_EIGHTS];
     uint32_t p = 0;
     UNROLL for (int q = 0; q < rows; q++) UNROLL for (int v = 0; v < 2 * eights; v++) acc[q][v] =
         vld1q_f32(out + (size_t)q * stride + 4 * v);
     for (; p + 8 <= n; p += 8, at += 8 * row, weights += 8) {
-        uint16x8_t w[MOST_ROWS];
+        uint16x8_t w[MOST_VALUES_ROWS];
         UNROLL for (int q = 0; q < rows; q++) w[q] = load_8(weights + q * WEIGHT_STRIDE);
         fetch(&ahead, 2 * eights, rows);
         if (is_line && ahead.line)
@@ -233,11 +235,13 @@ INLINE struct ahead pv(const uint8_t *at, size_t row, const uint16_t *weights, u
 
 /* ---- a split --------------------------------------------------------------------------------- */
 
-#define ROWS(rows)                                                                                 \
+#define QK_ROWS(rows)                                                                              \
     static TARGET void qk_##rows(const struct attend_split *s, const uint16_t *queries,            \
                                  uint32_t n, struct ahead ahead, float *out) {                     \
         qk(s, queries, n, ahead, rows, out);                                                       \
-    }                                                                                              \
+    }
+FOR_EACH_ROWS(QK_ROWS)
+#define PV_ROWS(rows)                                                                              \
     static TARGET struct ahead pv_##rows(const uint8_t *at, size_t row, const uint16_t *weights,   \
                                          uint32_t n, struct ahead ahead, float *out,               \
                                          size_t stride) {                                          \
@@ -248,13 +252,13 @@ INLINE struct ahead pv(const uint8_t *at, size_t row, const uint16_t *weights, u
                                               struct ahead ahead, float *out, size_t stride) {     \
         return pv(at, row, weights, n, ahead, rows, 1, out, stride);                               \
     }
-FOR_EACH_ROWS(ROWS)
+FOR_EACH_VALUES_ROWS(PV_ROWS)
 
 /* [rows]; of PV: a block, and eight values where the head ends before one does */
 #define ENTRY_QK(rows) qk_##rows,
 #define ENTRY_PV(rows) {pv_##rows, pv_rest_##rows},
 static qk_fn *const qk_rows[] = {NULL, FOR_EACH_ROWS(ENTRY_QK)};
-static pv_fn *const pv_rows[][2] = {{NULL, NULL}, FOR_EACH_ROWS(ENTRY_PV)};
+static pv_fn *const pv_rows[][2] = {{NULL, NULL}, FOR_EACH_VALUES_ROWS(ENTRY_PV)};
 
 /* Queries [q, q + rows) and positions [begin, end). */
 static TARGET struct ahead pv_width(const struct attend_split *s, uint32_t q, uint32_t rows,
@@ -275,7 +279,7 @@ static TARGET void run_keys(const struct attend_split *s, uint32_t first, uint32
     uint16_t *queries = (uint16_t *)(void *)s->tile;
     struct ahead ahead = {s->values, 64};
     for (uint32_t q = first, rows; q < s->n_queries; q += rows, ahead.line = 0) {
-        rows = rows_of(s->n_queries - q);
+        rows = rows_of(s->n_queries - q, MOST_ROWS);
         put_queries(s, q, rows, queries);
         qk_rows[rows](s, queries, n, ahead, s->qk + (size_t)q * ATTEND_POSITIONS);
     }
@@ -287,7 +291,7 @@ static TARGET struct ahead pv_some(const struct attend_split *s, uint32_t first,
                                    uint32_t end, struct ahead ahead) {
     struct ahead none = {s->values, 0};
     for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
-        rows = rows_of(s->n_queries - q);
+        rows = rows_of(s->n_queries - q, MOST_VALUES_ROWS);
         uint32_t common = s->seen[q] < end ? s->seen[q] : end;
         if (common > begin) {
             struct ahead after = pv_width(s, q, rows, begin, common, q == first ? ahead : none);
