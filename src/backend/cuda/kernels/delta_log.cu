@@ -28,20 +28,30 @@ enum {
 };
 static_assert(ENTRY == TILE + 4 && J * WARPS == TILE && CHANNELS <= THREADS - 32, "delta_log");
 
-/* A segment of the block's, in shared memory: 16 and 16 bytes. */
+/* A segment of the block's, in shared memory, four times 16 bytes. Where its values begin is found
+ * once, not by every thread: 32 bits are enough, as plan_log has seen. */
 struct log_job {
-    struct io_segment segment;
     float decay, beta;
-    uint32_t n_logged;  /* entries of the log before this row */
-    uint32_t is_stored; /* the state is written, and its log is empty after it; else one more */
+    uint32_t n_logged; /* entries of the log before this row */
+    uint32_t kind;     /* enum log_kind */
+    uint32_t state, in, log, keys;
+    uint32_t window[CONV]; /* by how many positions before, 0: the row's own; or NO_ENTRY */
+    struct io_segment segment;
 };
+
+enum log_kind {
+    NO_JOB,    /* it is no decode segment, or after the last */
+    IS_LOGGED, /* the log has one entry more after it */
+    IS_STORED, /* the state is written, and its log is empty after it */
+};
+enum : uint32_t { NO_ENTRY = ~0u }; /* before position 0 */
 
 struct log_shared {
     float states[2][TILE][KEY];
     float logs[3][LOG_KEYS + LOG]; /* k of all entries, then dk and decay */
     float y[3][CHANNELS];
     struct delta_norms norms[2];
-    struct log_job jobs[DELTA_TILE_JOBS];
+    struct log_job jobs[DELTA_TILE_JOBS + 2]; /* the last two are none */
 };
 static_assert(sizeof(struct log_shared) == DELTA_LOG_SHARED, "log_shared");
 static_assert(DELTA_TILE_JOBS <= 32, "one warp prepares the jobs, a lane each");
@@ -53,7 +63,7 @@ static __device__ __forceinline__ void apply_log(float (&s)[J][M], const float *
                                                  const float *entries, uint32_t n) {
     const float *key = keys + threadIdx.x % 32 * 4, *columns = entries + threadIdx.x / 32 * J,
                 *decay = entries + TILE;
-#pragma unroll 1
+#pragma unroll 2
     for (uint32_t i = 0; i < n; i++) {
         float k[M], dk[J], by = *decay;
         unpack4(*(const float4 *)key, k);
@@ -98,19 +108,24 @@ struct log_channel {
     }
 };
 
-/* Where a row and its predecessors are: values from the beginning of `in` and of the window, which
- * plan_log has seen to be few enough. */
+/* Where a row's input and its window's entries begin. */
 struct log_source {
-    uint32_t in, window[CONV]; /* window: by how many positions before, 0: the row's own */
-    uint32_t n_before;         /* predecessors that the convolution reaches */
+    uint32_t in, window[CONV];
 
     __device__ __forceinline__ log_source(const struct delta_params &p,
                                           const struct io_segment &g) {
         in = g.first_row * (uint32_t)p.in_stride;
-        n_before = g.first_position;
 #pragma unroll
-        for (uint32_t back = 0; back < CONV; back++)
-            window[back] = (g.cell * CONV + (g.first_position - back) % CONV) * p.channels;
+        for (uint32_t back = 0; back < CONV; back++) {
+            uint32_t entry = g.cell * CONV + (g.first_position - back) % CONV;
+            window[back] = back <= g.first_position ? entry * p.channels : NO_ENTRY;
+        }
+    }
+
+    __device__ __forceinline__ log_source(const struct log_job &job) {
+        uint4 w = ld_shared_u32x4(job.window);
+        in = job.in;
+        window[0] = w.x, window[1] = w.y, window[2] = w.z, window[3] = w.w;
     }
 };
 
@@ -122,14 +137,13 @@ static __device__ __forceinline__ void load_inputs(const struct delta_params &p,
 #pragma unroll
     for (uint32_t back = 1; back < CONV; back++) {
         x[CONV - 1 - back] = 0;
-        if (back <= from.n_before)
+        if (from.window[back] != NO_ENTRY)
             x[CONV - 1 - back] = ld_no_allocate_f32(p.window + (from.window[back] + c.channel));
     }
 }
 
 /* silu of the convolution, and the row's window entry. */
-static __device__ __forceinline__ float convolve(const struct delta_params &p,
-                                                 const struct log_source &from,
+static __device__ __forceinline__ float convolve(const struct delta_params &p, uint32_t entry,
                                                  const struct log_channel &c,
                                                  const float (&x)[CONV]) {
     float sum = 0;
@@ -137,7 +151,7 @@ static __device__ __forceinline__ float convolve(const struct delta_params &p,
     for (uint32_t t = 0; t < CONV; t++)
         sum = fmaf(c.weights[t], x[t], sum);
     if (c.writes_window)
-        p.window[from.window[0] + c.channel] = x[CONV - 1];
+        p.window[entry + c.channel] = x[CONV - 1];
     return silu_approx(sum);
 }
 
@@ -167,26 +181,19 @@ struct log_block {
         return {g.x, g.y, g.z, g.w};
     }
 
-    __device__ __forceinline__ struct io_segment job_segment(uint32_t i) const {
-        uint4 g = ld_shared_u32x4(&s->jobs[i].segment);
-        return {g.x, g.y, g.z, g.w};
+    /* Where the tile's state of a cell and its log begin; k of the log's entries, which the tiles
+     * of a key head share: they have as many, always. */
+    __device__ __forceinline__ uint32_t state_of(const struct delta_params &p,
+                                                 uint32_t cell) const {
+        return cell * (uint32_t)p.state_stride + tile_number * (TILE * KEY);
     }
 
-    /* The tile's state of a cell, and its log: 32 bits are enough, as plan_log has seen. */
-    __device__ __forceinline__ float *state_of(const struct delta_params &p, uint32_t cell,
-                                               uint32_t at) const {
-        return p.state + (cell * (uint32_t)p.state_stride + tile_number * (TILE * KEY) + at);
+    __device__ __forceinline__ uint32_t log_of(uint32_t cell) const {
+        return (cell * tiles + tile_number) * LOG;
     }
 
-    __device__ __forceinline__ float *log_of(const struct delta_params &p, uint32_t cell,
-                                             uint32_t at) const {
-        return p.log + ((cell * tiles + tile_number) * LOG + at);
-    }
-
-    /* k of the entries, which the tiles of a key head share: they have as many, always. */
-    __device__ __forceinline__ float *log_keys_of(const struct delta_params &p, uint32_t cell,
-                                                  uint32_t at) const {
-        return p.log_keys + ((cell * p.key_heads + tile.key_head) * LOG_KEYS + at);
+    __device__ __forceinline__ uint32_t keys_of(const struct delta_params &p, uint32_t cell) const {
+        return (cell * p.key_heads + tile.key_head) * LOG_KEYS;
     }
 
     __device__ __forceinline__ uint32_t *count_of(const struct delta_params &p,
@@ -199,12 +206,13 @@ struct log_block {
         return threadIdx.x < n * ((KEY + ENTRY) / 4);
     }
 
-    __device__ __forceinline__ const float *
-    log_source_of(const struct delta_params &p, uint32_t cell, uint32_t n, uint32_t &to) const {
+    static __device__ __forceinline__ const float *log_source_of(const struct delta_params &p,
+                                                                 uint32_t keys, uint32_t log,
+                                                                 uint32_t n, uint32_t &to) {
         uint32_t i = 4 * threadIdx.x;
         bool is_key = i < n * KEY;
         to = is_key ? i : LOG_KEYS + i - n * KEY;
-        return is_key ? log_keys_of(p, cell, i) : log_of(p, cell, i - n * KEY);
+        return is_key ? p.log_keys + (keys + i) : p.log + (log + i - n * KEY);
     }
 
     __device__ __forceinline__ uint32_t count_logged(const struct delta_params &p,
@@ -214,35 +222,61 @@ struct log_block {
 
     /* The warp's columns of a state, to its place in shared memory. */
     __device__ __forceinline__ void copy_state(const struct delta_params &p, uint32_t i,
-                                               uint32_t cell) const {
+                                               uint32_t state) const {
         uint32_t at = threadIdx.x / 32 * (J * KEY) + threadIdx.x % 32 * 4;
-        const float *from = state_of(p, cell, at);
+        const float *from = p.state + (state + at);
         uint32_t to = smem_addr(&s->states[i % 2][0][0] + at);
 #pragma unroll
         for (int j = 0; j < J; j++)
             cp_async_16(to + 4 * j * KEY, from + j * KEY);
     }
 
-    /* A lane a job. A state is written when its log is full, and else in turn, so that every block
-     * and every step writes about as much. */
-    __device__ __forceinline__ void write_jobs(const struct delta_params &p, uint32_t n_segments,
-                                               float a, float dt) const {
+    /* A lane a job: what it is made of. */
+    struct lane_job {
+        struct io_segment segment;
+        float alpha, beta, a, dt;
+        uint32_t n_logged;
+    };
+
+    __device__ __forceinline__ struct lane_job
+    load_job(const struct delta_params &p, uint32_t n_segments, float a, float dt) const {
         uint32_t lane = threadIdx.x % 32;
-        struct log_job job = {};
-        if (!has(lane, n_segments))
-            return;
-        job.segment = load_segment(p, lane);
+        struct lane_job job = {.a = a, .dt = dt};
+        if (has(lane, n_segments))
+            job.segment = load_segment(p, lane);
         if (job.segment.n_rows == 1) {
-            const float *in = p.in + job.segment.first_row * p.in_stride + tile.head;
-            float alpha = ld_no_allocate_f32(in + p.alpha_column);
-            float beta = ld_no_allocate_f32(in + p.beta_column);
+            const float *in = p.in + (job.segment.first_row * (uint32_t)p.in_stride + tile.head);
+            job.alpha = ld_no_allocate_f32(in + p.alpha_column);
+            job.beta = ld_no_allocate_f32(in + p.beta_column);
             job.n_logged = count_logged(p, job.segment.cell);
-            struct delta_gate gate = gate_of(alpha, beta, a, dt);
+        }
+        return job;
+    }
+
+    /* A state is written when its log is full, and else in turn, so that every block and every step
+     * writes about as much; neighbours at other times, so that at any time about as much is written
+     * (qwen35-4b, 64 sequences: 1.4 %). */
+    __device__ __forceinline__ void write_job(const struct delta_params &p,
+                                              const struct lane_job &from) const {
+        uint32_t lane = threadIdx.x % 32, cell = from.segment.cell;
+        uint32_t turn = from.segment.first_position + lane + 2 * first + tile.key_head;
+        struct log_job job = {.segment = from.segment};
+        if (from.segment.n_rows == 1) {
+            struct delta_gate gate = gate_of(from.alpha, from.beta, from.a, from.dt);
+            const struct log_source source(p, from.segment);
+            bool is_stored = cell >= p.log_cells || from.n_logged >= DELTA_LOG_ENTRIES ||
+                             (turn & DELTA_LOG_ENTRIES) == 0;
             job.decay = gate.decay, job.beta = gate.beta;
-            job.is_stored = job.segment.cell >= p.log_cells || job.n_logged >= DELTA_LOG_ENTRIES ||
-                            ((job.segment.first_position + lane) & DELTA_LOG_ENTRIES) == 0;
+            job.n_logged = from.n_logged, job.kind = is_stored ? IS_STORED : IS_LOGGED;
+            job.state = state_of(p, cell), job.in = source.in;
+            job.log = log_of(cell), job.keys = keys_of(p, cell);
+#pragma unroll
+            for (int i = 0; i < CONV; i++)
+                job.window[i] = source.window[i];
         }
         s->jobs[lane] = job;
+        if (lane < 2)
+            s->jobs[DELTA_TILE_JOBS + lane] = {};
     }
 
     __device__ __forceinline__ void write_norms(const struct delta_params &p, const float *y,
@@ -274,36 +308,48 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     }
     pdl_wait(p.io);
 
-    /* The first two jobs: all loads before the first use. */
+    /* The first two jobs: all loads before the first use. The second state comes last, since what
+     * is loaded after a state arrives after it. */
     struct io_segment g[2] = {b.load_segment(p, 0), b.load_segment(p, 1)};
-    uint32_t n_segments = p.io.header->n_segments, n_logged[2] = {0, 0};
+    uint32_t n_segments = ld_no_allocate_u32(&p.io.header->n_segments), n_logged[2] = {0, 0};
+    struct log_block::lane_job own = {};
     float x[2][CONV];
+    float4 entries[2];
     bool is_decode[2];
+    if (is_last_warp)
+        own = b.load_job(p, n_segments, a, dt);
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
         is_decode[i] = b.has(i, n_segments) && g[i].n_rows == 1;
-        if (is_decode[i] && has_channel)
-            load_inputs(p, log_source(p, g[i]), channel, x[i]);
         if (is_decode[i])
             n_logged[i] = b.count_logged(p, g[i].cell);
+        if (is_decode[i] && has_channel)
+            load_inputs(p, log_source(p, g[i]), channel, x[i]);
     }
+    cp_async_commit(); /* where the loop has a log's */
+    if (is_decode[0])
+        b.copy_state(p, 0, b.state_of(p, g[0].cell));
+    cp_async_commit();
 #pragma unroll
-    for (uint32_t i = 0; i < 2; i++) {
-        cp_async_commit(); /* where the loop has a log's */
-        if (is_decode[i])
-            b.copy_state(p, i, g[i].cell);
-        cp_async_commit();
-    }
+    for (uint32_t i = 0; i < 2; i++)
+        if (b.is_log_thread(n_logged[i])) {
+            uint32_t to, keys = b.keys_of(p, g[i].cell), log = b.log_of(g[i].cell);
+            entries[i] = ld_cg_f32x4(b.log_source_of(p, keys, log, n_logged[i], to));
+        }
+    cp_async_commit();
+    if (is_decode[1])
+        b.copy_state(p, 1, b.state_of(p, g[1].cell));
+    cp_async_commit();
     if (is_last_warp)
-        b.write_jobs(p, n_segments, a, dt);
+        b.write_job(p, own);
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
         if (is_decode[i] && has_channel)
-            s->y[i][threadIdx.x] = convolve(p, log_source(p, g[i]), channel, x[i]);
+            s->y[i][threadIdx.x] = convolve(p, log_source(p, g[i]).window[0], channel, x[i]);
         if (b.is_log_thread(n_logged[i])) {
             uint32_t to;
-            const float *from = b.log_source_of(p, g[i].cell, n_logged[i], to);
-            *(float4 *)(s->logs[i] + to) = ld_cg_f32x4((const float4 *)from);
+            b.log_source_of(p, 0, 0, n_logged[i], to);
+            *(float4 *)(s->logs[i] + to) = entries[i];
         }
     }
     __syncthreads();
@@ -312,28 +358,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     __syncthreads();
 
     uint32_t at = 0, at_next = 2; /* job i and i + 2, of three places */
+    const struct log_job *job = s->jobs;
+    const uint32_t state_at = J * warp * KEY + 4 * lane;
 #pragma unroll 1
-    for (uint32_t i = 0; b.has(i, n_segments); i++) {
-        struct io_segment next = {};
+    for (uint32_t i = 0; b.has(i, n_segments); i++, job++) {
+        const struct log_job *next = job + 2;
+        uint2 next_log = ld_shared_u32x2(&next->n_logged); /* and the kind */
+        bool is_next = next_log.y != NO_JOB;
+        uint4 next_at = ld_shared_u32x4(&next->state); /* state, in, log, keys */
         float inputs[CONV];
-        if (b.has(i + 2, n_segments))
-            next = b.job_segment(i + 2);
-        bool is_next = next.n_rows == 1;
         if (is_next && has_channel)
-            load_inputs(p, log_source(p, next), channel, inputs);
-        uint32_t n_next = is_next ? s->jobs[i + 2].n_logged : 0;
-        if (b.is_log_thread(n_next)) {
+            load_inputs(p, log_source(*next), channel, inputs);
+        if (b.is_log_thread(next_log.x)) { /* of no job there are none */
             uint32_t to;
-            const float *from = b.log_source_of(p, next.cell, n_next, to);
+            const float *from = b.log_source_of(p, next_at.w, next_at.z, next_log.x, to);
             cp_async_16(smem_addr(s->logs[at_next] + to), from);
         }
         cp_async_commit();
-        if (is_last_warp && b.has(i + 1, n_segments))
+        if (is_last_warp && job[1].kind != NO_JOB)
             b.write_norms(p, s->y[at == 2 ? 0 : at + 1], i + 1);
 
-        const float *y = s->y[at], *state = &s->states[i % 2][J * warp][4 * lane];
-        struct io_segment now = b.job_segment(i);
-        uint4 info = ld_shared_u32x4(&s->jobs[i].decay); /* decay, beta, n_logged, is_stored */
+        const float *y = s->y[at], *state = &s->states[i % 2][0][0] + state_at;
+        uint4 info = ld_shared_u32x4(&job->decay); /* decay, beta, n_logged, kind */
         float q[M], k[M], v[J], dk[J], column[J][M];
         cp_async_wait<3>();
         __syncwarp();
@@ -342,30 +388,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             unpack4(*(const float4 *)(state + j * KEY), column[j]);
         __syncwarp();
         if (is_next)
-            b.copy_state(p, i, next.cell);
+            b.copy_state(p, i, next_at.x);
         cp_async_commit();
-        if (now.n_rows == 1) {
+        if (info.w != NO_JOB) {
             struct delta_gate gate = {__uint_as_float(info.x), __uint_as_float(info.y), {0, 0}};
             apply_log(column, s->logs[at], s->logs[at] + LOG_KEYS, info.z);
             load_qkv<J, M, true>(y, KEY, q, k, v);
-            delta_row<J, M, false>(
-                column, q, k, v, s->norms[i % 2], gate,
-                p.out + now.first_row * p.out_stride + b.tile_number * TILE + J * warp, J, dk);
-            if (info.w) {
+            uint32_t out = job->segment.first_row * (uint32_t)p.out_stride;
+            delta_row<J, M, false>(column, q, k, v, s->norms[i % 2], gate,
+                                   p.out + (out + b.tile_number * TILE + J * warp), J, dk);
+            if (info.w == IS_STORED) {
+                float *to = p.state + (job->state + J * warp * KEY);
 #pragma unroll
                 for (int j = 0; j < J; j++)
                     update_column<M>(column[j], k, dk[j], gate.decay);
-                store_state<J, M>(column, b.state_of(p, now.cell, J * warp * KEY), KEY, J, true);
+                store_state<J, M>(column, to, KEY, J, true);
             } else {
-                write_entry(b.log_keys_of(p, now.cell, info.z * KEY),
-                            b.log_of(p, now.cell, info.z * ENTRY), k, dk, gate.decay,
+                write_entry(p.log_keys + (job->keys + info.z * KEY),
+                            p.log + (job->log + info.z * ENTRY), k, dk, gate.decay,
                             b.tile.is_key_owner);
             }
-            if (threadIdx.x == THREADS - 1 && now.cell < p.log_cells)
-                *b.count_of(p, now.cell) = info.w ? 0 : info.z + 1;
+            if (threadIdx.x == THREADS - 1 && job->segment.cell < p.log_cells)
+                *b.count_of(p, job->segment.cell) = info.w == IS_STORED ? 0 : info.z + 1;
         }
         if (is_next && has_channel)
-            s->y[at_next][threadIdx.x] = convolve(p, log_source(p, next), channel, inputs);
+            s->y[at_next][threadIdx.x] = convolve(p, next->window[0], channel, inputs);
         cp_async_wait<3>(); /* the next job's log */
         if (b.has(i + 1, n_segments))
             __syncthreads();

@@ -159,7 +159,7 @@ static void plan_log(struct recorder *r, const struct op_delta *d, struct delta_
     if (r->b->capability < 90 || !p->blocks_per_tile ||
         DELTA_WARPS * p->decode_tiling.columns != DELTA_LOG_TILE || p->max_rows < DELTA_LOG_ROWS ||
         cells < DELTA_LOG_CELLS || p->n_cells * p->state_stride > UINT32_MAX ||
-        p->max_rows * p->in_stride > UINT32_MAX)
+        p->max_rows * p->in_stride > UINT32_MAX || p->max_rows * p->out_stride > UINT32_MAX)
         return;
     struct delta_log_heads heads = {
         .head_tiles = (uint16_t)p->decode_tiling.tiles,

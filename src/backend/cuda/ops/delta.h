@@ -10,7 +10,7 @@
  * entry, and the kernels that know it (delta_log) apply the entries in order after they have
  * read the state, with the same instructions, so the bits are the same. A state is then written
  * once in DELTA_LOG_ENTRIES + 1 rows. An entry is dk of the tile's columns, decay and padding, 272
- * bytes for 32 KB of state, and k, which all tiles of a key head share: a cell's tiles have equally
+ * bytes for 32 KB of state, and k, which all tiles of a key head share: of a cell they have equally
  * many entries. Before anybody else reads or writes a state, it is settled: the entries are
  * applied, and it has none (delta_settle; host/log.c keeps account). */
 #ifndef BACKEND_CUDA_OPS_DELTA_H
@@ -28,6 +28,7 @@ enum {
     DELTA_FUSED_ROWS = 32, /* largest plan whose prefill segments have no kernels of their own */
     DELTA_TILE_JOBS = 32,  /* segments of a block of delta_batch_tile */
     DELTA_TILE_JOB_BYTES = 32, /* struct tile_job */
+    DELTA_LOG_JOB_BYTES = 64,  /* struct log_job */
     DELTA_LOG_ENTRIES = 7,     /* rows of a log, at most; one more is a power of two */
     DELTA_LOG_ROWS = 16,       /* smallest plan that leaves rows to the log, */
     DELTA_LOG_CELLS = 8,       /* and the fewest sequences */
@@ -50,7 +51,7 @@ enum {
     (4 * (2 * DELTA_LOG_TILE * DELTA_LOG_KEY +                                                     \
           3 * DELTA_LOG_ENTRIES * (DELTA_LOG_KEY + DELTA_LOG_FLOATS) +                             \
           3 * (2 * DELTA_LOG_KEY + DELTA_LOG_TILE) + 2 * 4) +                                      \
-     DELTA_TILE_JOBS * DELTA_TILE_JOB_BYTES)
+     (DELTA_TILE_JOBS + 2) * DELTA_LOG_JOB_BYTES)
 
 /* What a row's q and k of a key head give the rule: 1 / (|q| sqrt(dk)), 1 / |k|, and q . k with
  * both applied. */
