@@ -1034,8 +1034,16 @@ def test_the_middle_of_a_text():
         assert r.choices[0].text == right.choices[0].text and r.usage.prompt_tokens == right.usage.prompt_tokens, (r, right)
         g = ollama_client(s).generate(model="m", **text, options={"num_predict": 8, "temperature": 0})
         assert g.response == r.choices[0].text and g.prompt_eval_count == r.usage.prompt_tokens, g
+        between = {"input_prefix": text["prompt"], "input_suffix": text["suffix"], "n_predict": 8, "temperature": 0}
+        i = s.request("POST", "/infill", between)[2]
+        assert i["content"] == r.choices[0].text and i["tokens_evaluated"] == r.usage.prompt_tokens and i["stop_type"] in ("limit", "eos"), i
+        begun = s.request("POST", "/infill", {**between, "prompt": " time", "input_extra": [{"filename": "a.c", "text": "x"}]})[2]
+        assert begun["tokens_evaluated"] == i["tokens_evaluated"] + 1, begun
+        status, _, body = s.request("POST", "/infill", {"input_prefix": 3})
+        assert status == 400 and "input_prefix is a number, expected a string" in body["error"]["message"], body
         status, _, body = s.request("POST", "/v1/completions", {**text, "prompt": ["a", "b"]})
         assert status == 400 and "prompt is an array, expected a string before the suffix" in body["error"]["message"], body
+    assert server().request("POST", "/infill", {"input_suffix": "x"})[0] == 400
     status, _, body = server().request("POST", "/v1/completions", text)
     assert status == 400 and "has no token <|fim_middle|>" in body["error"]["message"] and body["error"]["param"] == "suffix", body
 
@@ -1574,7 +1582,7 @@ def test_paths_and_methods():
     # a base URL without /v1, as llama.cpp's server takes it; what it has under other names is said
     assert s.chat(path="/chat/completions")["object"] == "chat.completion" and s.request("GET", "/models")[0] == 200
     assert s.request("POST", "/completions", {"prompt": "The fox", "max_tokens": 2})[0] == s.request("POST", "/embeddings", {"input": "fox"})[0] == 200
-    for path, words in (("/infill", "use /v1/completions with a suffix"), ("/slots", "use /metrics"), ("/v1", "use /v1/models"),
+    for path, words in (("/slots", "use /metrics"), ("/v1", "use /v1/models"),
                         ("/api/pull", "the model is the one that the server was started with")):
         status, _, body = s.request("POST", path, {})
         message = body["error"] if path.startswith("/api") else body["error"]["message"]

@@ -283,7 +283,7 @@ int ask_add_text(struct ask *ask, const struct ask_model *m, struct str text, st
 }
 
 int ask_add_middle(struct ask *ask, const struct ask_model *m, struct str before, struct str after,
-                   struct err *err) {
+                   struct str begun, struct err *err) {
     static const char *const tags[][3] = {
         {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"}, /* Qwen */
         {"<fim_prefix>", "<fim_suffix>", "<fim_middle>"},       /* StarCoder, SmolLM2 */
@@ -299,6 +299,7 @@ int ask_add_middle(struct ask *ask, const struct ask_model *m, struct str before
         buffer_printf(&all, "%s", its[1]);
         buffer_add(&all, after.at, after.len);
         buffer_printf(&all, "%s", its[2]);
+        buffer_add(&all, begun.at, begun.len);
         int status = ask_add_text(ask, m, buffer_str(&all), err);
         buffer_free(&all);
         return status;

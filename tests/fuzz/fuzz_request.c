@@ -8,11 +8,12 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
-static route_fn *const handlers[] = {
-    openai_chat,     openai_complete,     anthropic_messages, anthropic_count, ollama_chat,
-    ollama_generate, llama_tokenize,      llama_detokenize,   openai_respond,  openai_respond_count,
-    openai_embed,    ollama_embed,        snapshot_save,      snapshot_fork,   snapshot_restore,
-    llama_complete,  llama_apply_template};
+static route_fn *const handlers[] = {openai_chat,          openai_complete,      anthropic_messages,
+                                     anthropic_count,      ollama_chat,          ollama_generate,
+                                     llama_tokenize,       llama_detokenize,     openai_respond,
+                                     openai_respond_count, openai_embed,         ollama_embed,
+                                     snapshot_save,        snapshot_fork,        snapshot_restore,
+                                     llama_complete,       llama_apply_template, llama_infill};
 
 static struct server server;
 static sluice_model *model;

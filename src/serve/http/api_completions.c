@@ -96,7 +96,7 @@ static void read_all(struct ask *ask, struct fields *f, const struct ask_model *
                       json_kind(prompt));
     else if (!f->wrong && *suffix) {
         struct str before = {json_string_value(prompt), json_string_length(prompt)};
-        if (ask_add_middle(ask, m, before, str_of(suffix), &err))
+        if (ask_add_middle(ask, m, before, str_of(suffix), STR(""), &err))
             fields_refuse(f, "suffix", "%s", err.text);
     } else if (!f->wrong && openai_add_prompts(ask, m, "prompt", prompt, &err))
         fields_refuse(f, "prompt", "%s", err.text);

@@ -1,18 +1,18 @@
-/* api_llama.c - llama.cpp's own API: /completion, /props, /apply-template, /tokenize, /detokenize.
- */
+/* api_llama.c - llama.cpp's own API: /completion, /infill, /props, /apply-template, /tokenize,
+ * /detokenize. */
 #include "serve/http/openai.h"
 
 /* ---- what is asked ----------------------------------------------------------------------------
  */
 
-/* Seeds below 0 mean any. n_predict 0 processes the prompt alone, below 0 has no limit. */
-static void read_completion(struct ask *ask, struct fields *f, const struct ask_model *m) {
-    struct err err = {0};
+/* The prompt aside. Seeds of -1, also as 32 bits without a sign, mean any. n_predict 0 processes
+ * the prompt alone, below 0 has no limit. */
+static void read_settings(struct ask *ask, struct fields *f, const struct ask_model *m) {
     const json_t *schema = NULL;
     uint64_t drawn = ask->sampling.seed;
     int64_t n_probs = 0;
     ask_read_sampling(ask, f, m);
-    if ((int64_t)ask->sampling.seed < 0)
+    if ((int64_t)ask->sampling.seed < 0 || ask->sampling.seed == UINT32_MAX)
         ask->sampling.seed = drawn;
     ask_read_stops(ask, f, "stop");
     fields_int(f, "max_tokens", -2, INT32_MAX, &ask->max_tokens);
@@ -29,9 +29,23 @@ static void read_completion(struct ask *ask, struct fields *f, const struct ask_
         ask_set_schema(ask, f, "json_schema", m, schema);
     if (fields_any(f, "snapshot"))
         fields_refuse(f, "snapshot", "snapshot is of a conversation, expected messages");
-    if (!f->wrong &&
-        openai_add_prompts(ask, m, "prompt", json_object_get(f->object, "prompt"), &err))
-        fields_refuse(f, "prompt", "%s", err.text);
+}
+
+static struct str text_field(struct fields *f, const char *name) {
+    const json_t *text = fields_any(f, name);
+    if (text && !json_is_string(text))
+        fields_refuse(f, name, "%s is %s, expected a string", name, json_kind(text));
+    return json_is_string(text) ? (struct str){json_string_value(text), json_string_length(text)}
+                                : STR("");
+}
+
+/* The text between two others; `prompt` is its beginning. */
+static void add_middle(struct ask *ask, struct fields *f, const struct ask_model *m) {
+    struct str before = text_field(f, "input_prefix"), after = text_field(f, "input_suffix");
+    struct str begun = text_field(f, "prompt");
+    struct err err = {0};
+    if (!f->wrong && ask_add_middle(ask, m, before, after, begun, &err))
+        fields_refuse(f, "input_suffix", "%s", err.text);
 }
 
 /* ---- what is answered -------------------------------------------------------------------------
@@ -154,7 +168,21 @@ void llama_complete(struct exchange *x) {
     struct ask *ask = exchange_ask(x, &f);
     if (!ask)
         return;
-    read_completion(ask, &f, &x->server->model);
+    struct err err = {0};
+    const json_t *prompt = json_object_get(f.object, "prompt");
+    read_settings(ask, &f, &x->server->model);
+    if (!f.wrong && openai_add_prompts(ask, &x->server->model, "prompt", prompt, &err))
+        fields_refuse(&f, "prompt", "%s", err.text);
+    exchange_converse(x, ask, &f, &completion_style);
+}
+
+void llama_infill(struct exchange *x) {
+    struct fields f;
+    struct ask *ask = exchange_ask(x, &f);
+    if (!ask)
+        return;
+    read_settings(ask, &f, &x->server->model);
+    add_middle(ask, &f, &x->server->model);
     exchange_converse(x, ask, &f, &completion_style);
 }
 

@@ -115,7 +115,7 @@ static void read_generate(struct ask *ask, struct fields *f, const struct ask_mo
         return;
     struct str text = {json_string_value(prompt), json_string_length(prompt)};
     if (*suffix) {
-        if (ask_add_middle(ask, m, text, str_of(suffix), &err))
+        if (ask_add_middle(ask, m, text, str_of(suffix), STR(""), &err))
             fields_refuse(f, "suffix", "%s", err.text);
         return;
     }

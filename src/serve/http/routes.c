@@ -49,7 +49,6 @@ const struct route *route_find(const char *method, const char *path, char allowe
 const char *route_hint(const char *path) {
     static const char no_store[] = "the model is the one that the server was started with";
     static const char *const hints[][2] = {
-        {"/infill", "use /v1/completions with a suffix"},
         {"/slots", "use /metrics"},
         {"/v1", "use /v1/models, /v1/chat/completions ..."},
         {"/v1/", "use /v1/models, /v1/chat/completions ..."},
