@@ -138,6 +138,17 @@ INLINE void halves_of(int16x8_t v, int32x4_t *to /* (2) */) {
     to[1] = vmovl_high_s16(v);
 }
 
+/* Eight bytes from `first` on as numbers of 32 bits: a look-up, where shifts have but two pipes. */
+INLINE void spread_bytes(uint8x16_t v, int first, int32x4_t *to /* (2) */) {
+#define LANE(i) i, 255, 255, 255
+#define FOUR_LANES(i)                                                                              \
+    { LANE(i), LANE(i + 1), LANE(i + 2), LANE(i + 3) }
+    static const uint8_t from[4][16] = {FOUR_LANES(0), FOUR_LANES(4), FOUR_LANES(8),
+                                        FOUR_LANES(12)};
+    UNROLL for (int h = 0; h < 2; h++) to[h] =
+        vreinterpretq_s32_u8(vqtbl1q_u8(v, vld1q_u8(from[first / 4 + h])));
+}
+
 /* Scales at the end of a row's group, in the top bits of a word: 2 scale + 1. */
 INLINE int32x4_t words_at_the_end(const struct format *f, const uint8_t *group) {
     uint32_t words[4];
@@ -190,8 +201,12 @@ INLINE void scales_of_eight(const struct format *f, const uint8_t *block, int g,
         halves_of(vmovl_s8(vget_low_s8(pair)), s[0]);
         halves_of(vmovl_high_s8(pair), s[1]);
         return;
+    case DT_Q4_K:
+    case DT_Q5_K:
+        spread_bytes(vld1q_u8(two), 0, s[0]);
+        return;
     default:
-        halves_of(vmovl_s8(vld1_s8((const int8_t *)(f->has_min ? two : one))), s[0]);
+        halves_of(vmovl_s8(vld1_s8((const int8_t *)one)), s[0]);
     }
 }
 
@@ -201,9 +216,11 @@ INLINE void add_low_of_one(const struct format *f, const uint8_t *block, int g,
     const uint8_t *at = block + f->bytes + 2 * NEON_TILE * g;
     UNROLL for (int run = 0; run < f->runs; run++) {
         int32x4_t m[2];
-        uint8x8_t eight =
-            f->runs == 1 ? vld1_u8(at + NEON_TILE) : vshr_n_u8(vld1_u8(at + NEON_TILE * run), 4);
-        halves_of(vreinterpretq_s16_u16(vmovl_u8(eight)), m);
+        if (f->runs == 1)
+            spread_bytes(vld1q_u8(at), 8, m);
+        else
+            halves_of(vreinterpretq_s16_u16(vmovl_u8(vshr_n_u8(vld1_u8(at + NEON_TILE * run), 4))),
+                      m);
         UNROLL for (int h = 0; h < 2; h++) low[h] = vfmaq_n_f32(
             low[h], vcvtq_f32_s32(m[h]), f->runs == 1 ? x->offset : x->half_offset[run]);
     }
