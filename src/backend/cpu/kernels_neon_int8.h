@@ -423,8 +423,7 @@ INLINE void load_scales(const struct format *f, struct half from, int g, int hal
 struct together {
     int8_t q[4][16];
     float scale[4], offset[4], half_offset[2][4];
-    float
-        unused[4]; /* pairs 128 bytes apart lie in one bank of L1, of which V1 reads one a cycle */
+    float unused[4]; /* pairs 128 bytes apart lie in one bank of L1: one load a cycle (V1) */
 };
 enum { TOGETHER = 2 };
 #else
@@ -796,16 +795,39 @@ INLINE void add_low(const struct format *f, const float32x4_t (*m)[ORDERS], stru
     }
 }
 
-/* What a block of 256 values adds to the sums of half a tile, which begin at `at`. */
-INLINE void end_block(const struct format *f, struct half at, int half, const float32x4_t *part,
-                      const float32x4_t *low, int acts, float32x4_t *sums) {
+/* d of a block of 256 values and dmin, in order. */
+struct block_scales {
+    float32x4_t d[ORDERS], dmin[ORDERS];
+};
+
+INLINE struct block_scales scales_of_block(const struct format *f, struct half at, int half,
+                                           int acts) {
+    struct block_scales s;
     float32x4_t d = d_of(f, at, half);
+    UNROLL for (int o = 0; o < ORDERS; o++) s.d[o] = of_weights(d, o, acts);
+    if (f->has_min) {
+        float32x4_t dmin = second_of(at, half);
+        UNROLL for (int o = 0; o < ORDERS; o++) s.dmin[o] = of_weights(dmin, o, acts);
+    }
+    return s;
+}
+
+/* What a block of 256 values adds to the sums of half a tile. */
+INLINE void add_scaled(const struct format *f, const struct block_scales *scales,
+                       const float32x4_t *part, const float32x4_t *low, int acts,
+                       float32x4_t *sums) {
     UNROLL for (int r = 0; r < acts; r++) {
-        float32x4_t sum = vfmaq_f32(sums[r], part[r], of_weights(d, r, acts));
+        float32x4_t sum = vfmaq_f32(sums[r], part[r], scales->d[r % ORDERS]);
         if (f->has_min)
-            sum = vfmsq_f32(sum, low[r], of_weights(second_of(at, half), r, acts));
+            sum = vfmsq_f32(sum, low[r], scales->dmin[r % ORDERS]);
         sums[r] = sum;
     }
+}
+
+INLINE void end_block(const struct format *f, struct half at, int half, const float32x4_t *part,
+                      const float32x4_t *low, int acts, float32x4_t *sums) {
+    struct block_scales scales = scales_of_block(f, at, half, acts);
+    add_scaled(f, &scales, part, low, acts, sums);
 }
 
 /* A block of 256 values: `halves` half tiles from `first` on, for all rows.
@@ -924,16 +946,40 @@ INLINE TARGET void open_half(const struct format *f, const uint8_t *block, int n
     }
 }
 
-/* add_block or add_blocks of half a tile and MAX_ACTS rows: n groups. */
-INLINE TARGET void add_opened(const struct format *f, const uint8_t *block, int n, int half,
-                              const struct opened *opened, struct rows rows, float32x4_t *sums) {
-    float32x4_t part[MAX_ACTS], low[MAX_ACTS];
-    UNROLL for (int r = 0; r < MAX_ACTS; r++) {
-        part[r] = f->groups > 1 ? vdupq_n_f32(0) : sums[r];
-        low[r] = vdupq_n_f32(0);
+/* An opened tile, up to a block of 256 values. */
+struct opened_tile {
+    struct opened half[2][CHUNK];
+    struct block_scales scales[2];
+};
+
+INLINE TARGET void open_tile(const struct format *f, const uint8_t *block, int n,
+                             struct opened_tile *to) {
+    for (int half = 0; half < 2; half++) {
+        open_half(f, block, n, half, to->half[half]);
+        if (f->groups > 1)
+            to->scales[half] = scales_of_block(f, half_of(f, block, half), 0, MAX_ACTS);
     }
-    for (int g = 0; f->groups > 1 && f->has_min && g < n; g++)
-        add_low(f, opened[g].m, rows, g, MAX_ACTS, low);
+}
+
+/* The minimums of both halves: sixteen sums that do not wait for each other. */
+INLINE TARGET void add_lows(const struct format *f, const struct opened_tile *tile, int n,
+                            struct rows rows, float32x4_t (*low)[MAX_ACTS]) {
+    float32x4_t sum[2][MAX_ACTS];
+    UNROLL for (int h = 0; h < 2; h++) UNROLL for (int r = 0; r < MAX_ACTS; r++) sum[h][r] =
+        vdupq_n_f32(0);
+    for (int g = 0; g < n; g++)
+        UNROLL for (int h = 0; h < 2; h++)
+            add_low(f, tile->half[h][g].m, rows, g, MAX_ACTS, sum[h]);
+    UNROLL for (int h = 0; h < 2; h++) UNROLL for (int r = 0; r < MAX_ACTS; r++) low[h][r] =
+        sum[h][r];
+}
+
+/* add_block or add_blocks of half a tile and MAX_ACTS rows: n groups. */
+INLINE TARGET void add_opened(const struct format *f, int n, const struct opened *opened,
+                              const struct block_scales *scales, struct rows rows,
+                              const float32x4_t *low, float32x4_t *sums) {
+    float32x4_t part[MAX_ACTS];
+    UNROLL for (int r = 0; r < MAX_ACTS; r++) part[r] = f->groups > 1 ? vdupq_n_f32(0) : sums[r];
     for (int g = 0; g < n; g++) {
         float32x4_t whole[1][MAX_ACTS];
 #if UNIT == 8
@@ -949,7 +995,7 @@ INLINE TARGET void add_opened(const struct format *f, const uint8_t *block, int 
             add_wholes(f, whole[0], opened[g].s[0], opened[g].m[0], rows, g, MAX_ACTS, part);
     }
     if (f->groups > 1)
-        end_block(f, half_of(f, block, half), 0, part, low, MAX_ACTS, sums);
+        add_scaled(f, scales, part, low, MAX_ACTS, sums);
     else
         UNROLL for (int r = 0; r < MAX_ACTS; r++) sums[r] = part[r];
 }
@@ -1041,26 +1087,28 @@ typedef void add_fn(struct tiles tiles, struct rows rows, float32x4_t (*sums)[2]
 typedef void add_many_fn(struct tiles tiles, uint32_t group, int n, struct rows rows, uint32_t acts,
                          float32x4_t (*sums)[TILES][2][MAX_ACTS]);
 
-/* The activations, put together, stay in L1; half a tile is opened and meets them all. */
+/* The activations, put together, stay in L1; a tile is opened and meets them all. */
 INLINE TARGET void add_many_tiles(const struct format *f, struct tiles tiles, uint32_t group, int n,
                                   struct rows rows, uint32_t acts,
                                   float32x4_t (*sums)[TILES][2][MAX_ACTS]) {
     struct together together[MANY / MAX_ACTS][CHUNK * MAX_ACTS / TOGETHER];
-    struct opened opened[CHUNK];
+    struct opened_tile tile;
     const uint32_t eights = acts / MAX_ACTS;
     rows.at += group;
     for (uint32_t i = 0; i < eights; i++, rows.at += MAX_ACTS * rows.stride)
         put_together(f, rows, (uint32_t)n, MAX_ACTS, together[i]);
-    for (uint32_t t = 0; t < tiles.count; t++)
-        for (int half = 0; half < 2; half++) {
-            const uint8_t *block =
-                tiles.at + t * tiles.bytes + group / (uint32_t)f->groups * f->size;
-            open_half(f, block, n, half, opened);
-            for (uint32_t i = 0; i < eights; i++) {
-                rows.together = together[i];
-                add_opened(f, block, n, half, opened, rows, sums[i][t][half]);
-            }
+    const uint8_t *block = tiles.at + group / (uint32_t)f->groups * f->size;
+    for (uint32_t t = 0; t < tiles.count; t++, block += tiles.bytes) {
+        open_tile(f, block, n, &tile);
+        for (uint32_t i = 0; i < eights; i++) {
+            float32x4_t low[2][MAX_ACTS];
+            rows.together = together[i];
+            if (f->groups > 1 && f->has_min)
+                add_lows(f, &tile, n, rows, low);
+            for (int h = 0; h < 2; h++)
+                add_opened(f, n, tile.half[h], &tile.scales[h], rows, low[h], sums[i][t][h]);
         }
+    }
 }
 
 struct adders {
