@@ -1097,9 +1097,14 @@ INLINE TARGET void add_many_tiles(const struct format *f, struct tiles tiles, ui
     rows.at += group;
     for (uint32_t i = 0; i < eights; i++, rows.at += MAX_ACTS * rows.stride)
         put_together(f, rows, (uint32_t)n, MAX_ACTS, together[i]);
-    const uint8_t *block = tiles.at + group / (uint32_t)f->groups * f->size;
+    const uint8_t *first = tiles.at + group / (uint32_t)f->groups * f->size, *block = first;
+    const uint32_t bytes = (uint32_t)n / (uint32_t)f->groups * f->size;
     for (uint32_t t = 0; t < tiles.count; t++, block += tiles.bytes) {
         open_tile(f, block, n, &tile);
+        /* Pieces of tiles are too short for the processor to see what comes next. */
+        const uint8_t *next = t + 1 < tiles.count ? block + tiles.bytes : first + bytes;
+        for (uint32_t i = 0; i < bytes; i += 64)
+            __builtin_prefetch(next + i);
         for (uint32_t i = 0; i < eights; i++) {
             float32x4_t low[2][MAX_ACTS];
             rows.together = together[i];
