@@ -32,6 +32,13 @@ enum {
 #define EACH_OF_ROW
 #endif
 
+/* Their sums are in registers then. */
+#ifdef __clang__
+#define EACH_STATE_ROW _Pragma("unroll")
+#else
+#define EACH_STATE_ROW _Pragma("GCC unroll 4")
+#endif
+
 /* ---- convolution ------------------------------------------------------------------------------
  */
 
@@ -56,12 +63,16 @@ static const float *raw_values(struct cpu_step *s, const struct op_delta *d,
 static CLONES void convolve_row(float *y, const float *const *x, const float *const *taps,
                                 uint32_t width, uint32_t n) {
     uint32_t c = 0;
-    for (uint32_t whole = n / LANES * LANES; c < whole; c += VEC_LANES) {
-        vec sum = {0};
-        for (uint32_t t = 0; t < width; t++)
-            if (x[t])
-                sum += vec_load(taps[t] + c) * vec_load(x[t] + c);
-        vec_store(y + c, sum * vec_sigmoid(sum));
+    for (uint32_t whole = n / LANES * LANES; c < whole; c += LANES) {
+        vec sum[VECS] = {{0}};
+        for (uint32_t t = 0; t < width; t++) {
+            const float *tap = taps[t], *raw = x[t];
+            if (raw)
+                EACH_VEC(u)
+                sum[u] += vec_load(tap + c + u * VEC_LANES) * vec_load(raw + c + u * VEC_LANES);
+        }
+        EACH_VEC(u) sum[u] *= vec_sigmoid(sum[u]);
+        EACH_VEC(u) vec_store(y + c + u * VEC_LANES, sum[u]);
     }
     for (; c < n; c++) {
         float sum = 0;
@@ -172,7 +183,8 @@ DELTA_INLINE void dot_rows(const float *state, const struct delta_row *t, uint32
             q_sums[1][u] += y * q;
         }
     }
-    EACH_OF_ROW for (int r = 0; r < 2; r++) ks[r] = vec_sum(k_sums[r]), qs[r] = vec_sum(q_sums[r]);
+    EACH_STATE_ROW for (int r = 0; r < 2; r++) ks[r] = vec_sum(k_sums[r]),
+                                               qs[r] = vec_sum(q_sums[r]);
 }
 
 /* S[j] of two rows, with what they gain. */
@@ -193,13 +205,13 @@ DELTA_INLINE void step_some(float *state, const struct delta_row *t, const float
                             uint32_t n, uint32_t dk) {
     for (uint32_t j = 0; j < n; j += STATE_ROWS, state += STATE_ROWS * dk) {
         float ks[STATE_ROWS], qs[STATE_ROWS], delta[STATE_ROWS];
-        EACH_OF_ROW for (int r = 0; r < STATE_ROWS; r += 2)
+        EACH_STATE_ROW for (int r = 0; r < STATE_ROWS; r += 2)
             dot_rows(state + (uint32_t)r * dk, t, dk, ks + r, qs + r);
-        EACH_OF_ROW for (int r = 0; r < STATE_ROWS; r++) {
+        EACH_STATE_ROW for (int r = 0; r < STATE_ROWS; r++) {
             delta[r] = t->beta * (v[j + (uint32_t)r] - t->decay * ks[r]);
             o[j + (uint32_t)r] = t->decay * qs[r] + t->qk * delta[r];
         }
-        EACH_OF_ROW for (int r = 0; r < STATE_ROWS; r += 2)
+        EACH_STATE_ROW for (int r = 0; r < STATE_ROWS; r += 2)
             update_rows(state + (uint32_t)r * dk, t, dk, delta + r);
     }
 }
