@@ -766,7 +766,10 @@ INLINE TARGET void multiply(const struct format *f, const int8x16_t (*w)[8],
  * and 8 KiB ahead into L1 12); others keep what N1 is best with. */
 INLINE void fetch_ahead(const uint8_t *at, uint32_t bytes) {
     UNROLL for (uint32_t i = 0; i < bytes; i += 64) {
-        if (UNIT == 8)
+        if (UNIT == 8 &&
+            bytes > 256) /* q8_0 is used faster than L2 is filled: into L3, 31 for 24 */
+            __builtin_prefetch(at + 12 * 1024 + i, 0, 1);
+        else if (UNIT == 8)
             __builtin_prefetch(at + 12 * 1024 + i, 0, 2);
         else
             __builtin_prefetch(at + 1024 + i);
