@@ -66,10 +66,12 @@ static CLONES void convolve_row(float *y, const float *const *x, const float *co
     for (uint32_t whole = n / LANES * LANES; c < whole; c += LANES) {
         vec sum[VECS] = {{0}};
         for (uint32_t t = 0; t < width; t++) {
-            const float *tap = taps[t], *raw = x[t];
-            if (raw)
-                EACH_VEC(u)
-                sum[u] += vec_load(tap + c + u * VEC_LANES) * vec_load(raw + c + u * VEC_LANES);
+            if (!x[t])
+                continue;
+            EACH_VEC(u) {
+                uint32_t i = c + (uint32_t)u * VEC_LANES;
+                sum[u] += vec_load(taps[t] + i) * vec_load(x[t] + i);
+            }
         }
         EACH_VEC(u) sum[u] *= vec_sigmoid(sum[u]);
         EACH_VEC(u) vec_store(y + c + u * VEC_LANES, sum[u]);
