@@ -408,18 +408,24 @@ static uint32_t max_warp_kblocks(const struct project_schedule *s) {
 }
 
 /* Whether warps get a stage more as far as there is room. With K-quants that pays where a warp has
- * many K blocks (one row of qwen35-4b 1.8 %; smollm2-1.7b, of four at most, lost 2). */
+ * many K blocks (one row of qwen35-4b 1.8 %; smollm2-1.7b, of four at most, lost 2), or four while
+ * other warps have none (qwen35-35b-a3b 0.8 %, qwen35-27b 0.8). */
 static bool wants_extra_stages(const struct project_schedule *s) {
-    enum { MANY = 5 };
-    uint32_t types = s->shape.types;
-    return types & (IS_SPLIT | IS_Q8_0) || (types & IS_Q4_K && max_warp_kblocks(s) >= MANY);
+    uint32_t types = s->shape.types, many = s->task_warps < MAX_WARPS ? 4 : 5;
+    return types & (IS_SPLIT | IS_Q8_0) || (types & IS_Q4_K && max_warp_kblocks(s) >= many);
+}
+
+/* Warps that may have tasks. SwiGLU of Q8_0 in one row is faster in two rounds of fewer warps,
+ * which have longer pipelines (qwen35-4b 1.2 %). */
+static uint32_t most_task_warps(const struct project_schedule *s, uint32_t rows) {
+    bool is_wide = (is_swiglu(s) || rows > PROJECT_FUSED_ROWS) && rows < PROJECT_MAX_ROWS;
+    return is_wide && !(rows == 1 && s->shape.types & IS_Q8_0) ? MAX_WARPS_WIDE : MAX_WARPS;
 }
 
 /* Warps and stages within `limit` bytes of shared memory that cost the busiest warp least. False:
  * none fit. */
 static bool choose_pipeline(struct project_schedule *s, uint32_t rows, uint32_t limit) {
-    bool is_wide = (is_swiglu(s) || rows > PROJECT_FUSED_ROWS) && rows < PROJECT_MAX_ROWS;
-    uint32_t tasks = max_tasks(s), warps = is_wide ? MAX_WARPS_WIDE : MAX_WARPS;
+    uint32_t tasks = max_tasks(s), warps = most_task_warps(s, rows);
     uint64_t best = UINT64_MAX;
     s->task_warps = s->extra_stages = 0;
     for (uint32_t w = min_u32(MIN_WARPS, tasks); w <= warps && w <= tasks; w++) {
