@@ -762,12 +762,11 @@ INLINE TARGET void multiply(const struct format *f, const int8x16_t (*w)[8],
 #endif
 
 /* Asks for what comes some bytes after a group of a tile: far ahead and into L2 on cores with
- * SMMLA, so that nothing waits for memory (Neoverse V1: 27 GB/s where 1 KiB ahead into L1 gives 22,
- * and 8 KiB ahead into L1 12); others keep what N1 is best with. */
+ * SMMLA (Neoverse V1: 27 GB/s where 1 KiB ahead into L1 gives 22, and 8 KiB ahead into L1 12), q8_0
+ * into L3 (31 GB/s, 24 with L2); others keep what N1 is best with. */
 INLINE void fetch_ahead(const uint8_t *at, uint32_t bytes) {
     UNROLL for (uint32_t i = 0; i < bytes; i += 64) {
-        if (UNIT == 8 &&
-            bytes > 256) /* q8_0 is used faster than L2 is filled: into L3, 31 for 24 */
+        if (UNIT == 8 && bytes > 256)
             __builtin_prefetch(at + 12 * 1024 + i, 0, 1);
         else if (UNIT == 8)
             __builtin_prefetch(at + 12 * 1024 + i, 0, 2);
