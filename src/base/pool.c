@@ -13,9 +13,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Some twenty microseconds on x86; putting a thread to sleep and waking it costs about ten. A
+/* Twenty to forty microseconds; putting a thread to sleep and waking it costs about ten. A
  * longer spin is a little better on a quiet machine, and far worse on a busy one. */
+#if defined(__aarch64__)
+enum { SPIN_ROUNDS = 1200 };
+#else
 enum { SPIN_ROUNDS = 2000 };
+#endif
 
 struct pool {
     int threads;
@@ -38,11 +42,12 @@ struct start {
     int index;
 };
 
+/* 11 ns on a Xeon 6. On ARM ISB, 29 ns on Neoverse V1: YIELD does nothing there. */
 static inline void pause_briefly(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
-    __asm__ volatile("yield");
+    __asm__ volatile("isb");
 #endif
 }
 
