@@ -55,8 +55,7 @@ const char *sluice_version(void);
 /* What a status means, in two or three words. Static; never NULL. */
 const char *sluice_status_text(int status);
 
-/* ---- models -----------------------------------------------------------------------------------
- */
+/* ---- models ------------------------------------------------------------------------------- */
 
 typedef struct sluice_model sluice_model;
 
@@ -154,8 +153,7 @@ int sluice_text_push(sluice_text *text, int32_t token, const char **at, size_t *
 /* True after a stop string, which is not part of the text, nor is what follows it. */
 bool sluice_text_has_stopped(const sluice_text *text);
 
-/* ---- engines ----------------------------------------------------------------------------------
- */
+/* ---- engines ------------------------------------------------------------------------------ */
 
 typedef struct sluice_engine sluice_engine;
 
@@ -301,8 +299,7 @@ struct sluice_choice {
 /* What was chosen where the options left a choice, to show to the user. */
 void sluice_engine_choice(const sluice_engine *engine, struct sluice_choice *out);
 
-/* ---- sequences --------------------------------------------------------------------------------
- */
+/* ---- sequences ---------------------------------------------------------------------------- */
 
 typedef struct sluice_seq sluice_seq;
 

@@ -61,8 +61,7 @@ struct oracle {
     size_t size, at;
 };
 
-/* ---- opening ----------------------------------------------------------------------------------
- */
+/* ---- opening ------------------------------------------------------------------------------ */
 
 static bool oracle_open(struct oracle *o, const char *path) {
     struct sluice_engine_options options = sluice_engine_options_default();
@@ -99,8 +98,7 @@ static void oracle_close(struct oracle *o) {
         free(o->seqs[i].logits);
 }
 
-/* ---- chance -----------------------------------------------------------------------------------
- */
+/* ---- chance ------------------------------------------------------------------------------- */
 
 static uint32_t oracle_draw(struct oracle *o, uint32_t n) {
     uint32_t value = o->at < o->size ? o->bytes[o->at++] : 0;
@@ -118,8 +116,7 @@ static struct oracle_seq *oracle_free(struct oracle *o) {
     return NULL;
 }
 
-/* ---- fresh sequences --------------------------------------------------------------------------
- */
+/* ---- fresh sequences ---------------------------------------------------------------------- */
 
 static void fresh_feed(struct oracle *o, struct oracle_seq *s, uint32_t n) {
     uint32_t width = (uint32_t)o->facts.n_logits, done = s->n_fed;
@@ -156,8 +153,7 @@ static void fresh_follow(struct oracle *o, struct oracle_seq *s, uint32_t n, boo
     fresh_feed(o, s, n);
 }
 
-/* ---- what is seen -----------------------------------------------------------------------------
- */
+/* ---- what is seen ------------------------------------------------------------------------- */
 
 static int32_t expected_token(const struct oracle_seq *s) {
     return s->waiting == 0 && s->n == s->n_sampled ? s->token : -1;
@@ -193,8 +189,7 @@ static void oracle_check(struct oracle *o) {
     SAME(state_broken(&o->engine->state) == NULL);
 }
 
-/* ---- steps ------------------------------------------------------------------------------------
- */
+/* ---- steps -------------------------------------------------------------------------------- */
 
 /* What a sequence shows after steps that were not cancelled. */
 static uint32_t follow_seq(struct oracle *o, struct oracle_seq *s, bool is_one_step) {
@@ -266,8 +261,7 @@ static void call_next(struct oracle *o, struct oracle_seq *s) {
     SAME(token == expected_token(s));
 }
 
-/* ---- cancelling -------------------------------------------------------------------------------
- */
+/* ---- cancelling --------------------------------------------------------------------------- */
 
 static void call_cancelled(struct oracle *o, struct oracle_seq *s) {
     int32_t token = -77;
@@ -341,8 +335,7 @@ static void call_cut(struct oracle *o) {
     }
 }
 
-/* ---- the life of sequences --------------------------------------------------------------------
- */
+/* ---- the life of sequences ---------------------------------------------------------------- */
 
 static void begin_seq(struct oracle *o, struct oracle_seq *s, sluice_seq *seq) {
     for (int i = 0; i < ORACLE_STALE; i++)
@@ -435,8 +428,7 @@ static void call_rewind(struct oracle *o, struct oracle_seq *s) {
     SAME(o->engine->state.layout.n_recurrent || s->waiting == least);
 }
 
-/* ---- tokens and settings ----------------------------------------------------------------------
- */
+/* ---- tokens and settings ------------------------------------------------------------------ */
 
 static void call_feed(struct oracle *o, struct oracle_seq *s) {
     int32_t tokens[ORACLE_CONTEXT] = {0};
@@ -512,8 +504,7 @@ static void call_sampling(struct oracle *o, struct oracle_seq *s) {
     s->sampling.biases = s->biases;
 }
 
-/* ---- handles that are none --------------------------------------------------------------------
- */
+/* ---- handles that are none ---------------------------------------------------------------- */
 
 static void call_bad(struct oracle *o, sluice_seq *seq) {
     struct sluice_sampling sampling = sluice_sampling_default(o->model);
@@ -557,8 +548,7 @@ static void call_null(struct oracle *o, struct oracle_seq *s) {
     sluice_seq_tokens(s->seq, NULL, NULL, NULL);
 }
 
-/* ---- a run ------------------------------------------------------------------------------------
- */
+/* ---- a run -------------------------------------------------------------------------------- */
 
 static void call_on_engine(struct oracle *o, uint32_t which) {
     switch (which) {

@@ -53,8 +53,7 @@ static uint32_t talk_draw(struct talks *t, uint32_t n) {
     return (uint32_t)((t->random >> 33) % n);
 }
 
-/* ---- prompts ----------------------------------------------------------------------------------
- */
+/* ---- prompts ------------------------------------------------------------------------------ */
 
 static void talk_add(struct talks *t, struct talk_tokens *to, uint32_t n, uint64_t seed) {
     for (uint32_t i = 0; i < n && to->n < TALK_CONTEXT - TALK_NEW - 1; i++) {
@@ -86,8 +85,7 @@ static void talk_prompt(struct talks *t, struct talk_tokens *p) {
     talk_add(t, p, 1 + talk_draw(t, talk_draw(t, 4) ? 40 : 400), t->random);
 }
 
-/* ---- answers ----------------------------------------------------------------------------------
- */
+/* ---- answers ------------------------------------------------------------------------------ */
 
 static void talk_fail(struct talks *t, int line) {
     test_fail(__FILE__, line, "%s", sluice_engine_error(t->engine));
@@ -213,8 +211,7 @@ static void talk_collect(struct talks *t, struct talk_answer *a) {
         TALK_OK(t, sluice_seq_feed(a->seq, &token, 1));
 }
 
-/* ---- what happens to them ---------------------------------------------------------------------
- */
+/* ---- what happens to them ----------------------------------------------------------------- */
 
 static void talk_fork(struct talks *t, struct talk_answer *from) {
     struct talk_answer *to = t->answers;
@@ -356,8 +353,7 @@ static void talk_round(struct talks *t) {
         test_fail(__FILE__, __LINE__, "%s", broken);
 }
 
-/* ---- a run ------------------------------------------------------------------------------------
- */
+/* ---- a run -------------------------------------------------------------------------------- */
 
 /* Pages and snapshots that the engine gets, and how wide its steps are. */
 struct talk_setup {

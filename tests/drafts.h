@@ -178,8 +178,7 @@ static sluice_seq *draft_repeat(struct draft_rig *r, uint32_t how) {
     return seq;
 }
 
-/* ---- memory -----------------------------------------------------------------------------------
- */
+/* ---- memory ------------------------------------------------------------------------------- */
 
 static void draft_compare(struct draft_rig *r, uint64_t a, uint64_t b, uint64_t bytes,
                           const char *what) {
@@ -218,8 +217,7 @@ static void draft_compare_state(struct draft_rig *r, const sluice_seq *a, const 
                       "token counts");
 }
 
-/* ---- a run ------------------------------------------------------------------------------------
- */
+/* ---- a run -------------------------------------------------------------------------------- */
 
 static void draft_run(const char *path, const char *backend, uint64_t seed) {
     struct draft_rig r;

@@ -112,8 +112,7 @@ static inline struct element q5_k_element(const uint8_t *b, int i) {
     return e;
 }
 
-/* ---- types with a grid: the level of value i of an entry, and its sign ------------------------
- */
+/* ---- types with a grid: the level of value i of an entry, and its sign -------------------- */
 
 static inline int grid_sign(int seven, int i) {
     return i < 7 ? (seven >> i & 1 ? -1 : 1) : __builtin_popcount((unsigned)seven) % 2 ? -1 : 1;

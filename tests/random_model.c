@@ -20,8 +20,7 @@ struct writer {
     struct err *err;
 };
 
-/* ---- tensors ----------------------------------------------------------------------------------
- */
+/* ---- tensors ------------------------------------------------------------------------------ */
 
 /* The wanted type, or any whose blocks divide a row. */
 static enum dtype type_for(const struct random_model *m, uint64_t k, uint64_t *random) {
@@ -159,8 +158,7 @@ static void tensors(struct writer *w) {
     }
 }
 
-/* ---- keys -------------------------------------------------------------------------------------
- */
+/* ---- keys --------------------------------------------------------------------------------- */
 
 static void number(struct writer *w, const char *name, uint32_t value) {
     char full[96];
@@ -198,8 +196,7 @@ static void keys(struct writer *w) {
     number(w, "ssm.conv_kernel", m->key_heads ? CONV_WIDTH : 0);
 }
 
-/* ---- models -----------------------------------------------------------------------------------
- */
+/* ---- models ------------------------------------------------------------------------------- */
 
 struct random_model random_tiny(const char *arch) {
     return (struct random_model){.seed = 5,

@@ -74,8 +74,7 @@ static uint32_t sim_draw(struct sim *sim, uint32_t n) {
     return (uint32_t)((sim->random >> 33) % n);
 }
 
-/* ---- cold runs --------------------------------------------------------------------------------
- */
+/* ---- cold runs ---------------------------------------------------------------------------- */
 
 static uint64_t sim_checksum(const float *logits, int32_t n) {
     uint64_t sum = 0;
@@ -148,8 +147,7 @@ static bool sim_make_prompts(struct sim *sim, const struct sim_options *o) {
     return is_fine;
 }
 
-/* ---- open and close ---------------------------------------------------------------------------
- */
+/* ---- open and close ----------------------------------------------------------------------- */
 
 /* The engine, with so many pages as wanted. */
 static bool sim_open_engine(struct sim *sim, const struct sim_options *o) {
@@ -196,8 +194,7 @@ static void sim_close(struct sim *sim) {
     sluice_model_close(sim->model);
 }
 
-/* ---- a request --------------------------------------------------------------------------------
- */
+/* ---- a request ---------------------------------------------------------------------------- */
 
 static bool sim_on_token(void *user, const struct sched_token *t) {
     struct sim_job *job = user;

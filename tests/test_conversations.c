@@ -15,8 +15,7 @@ static const char *const models[] = {
 };
 enum { N_MODELS = sizeof models / sizeof *models, HYBRID = 0, PLAIN = 1 };
 
-/* ---- random schedules -------------------------------------------------------------------------
- */
+/* ---- random schedules --------------------------------------------------------------------- */
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { N_ANSWERS = 12 };
@@ -101,8 +100,7 @@ TEST(engine_conversations_in_any_schedule_as_in_a_cold_run) {
     remove_folder(folder);
 }
 
-/* ---- what clients send ------------------------------------------------------------------------
- */
+/* ---- what clients send -------------------------------------------------------------------- */
 
 struct rig {
     sluice_model *model;
@@ -285,8 +283,7 @@ TEST(engine_rewind_to_a_snapshot_reads_nothing_twice) {
     rig_close(&r);
 }
 
-/* ---- what outlives the engine -----------------------------------------------------------------
- */
+/* ---- what outlives the engine ------------------------------------------------------------- */
 
 /* A conversation of an earlier engine is known, unless model or KV cache are others; and it is no
  * error when files are gone or damaged meanwhile. */

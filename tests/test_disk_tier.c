@@ -17,8 +17,7 @@
 #include "test.h"
 #include "tiers.h"
 
-/* ---- helpers ----------------------------------------------------------------------------------
- */
+/* ---- helpers ------------------------------------------------------------------------------ */
 
 static const struct hash128 own_identity = {0x1234, 0x5678}, other_identity = {0x1234, 0x5679};
 enum { MAX_TOKENS = 40 };
@@ -191,8 +190,7 @@ static uint32_t count_files(const char *folder, const char *ending, uint64_t *by
     return count_in(own_folder(folder), ending, bytes);
 }
 
-/* ---- random operations ------------------------------------------------------------------------
- */
+/* ---- random operations -------------------------------------------------------------------- */
 
 enum { DISK_MODEL = 120 };
 
@@ -316,8 +314,7 @@ TEST(tier_disk_is_as_its_model) {
     free((char *)folder);
 }
 
-/* ---- files that are not as they should be -----------------------------------------------------
- */
+/* ---- files that are not as they should be ------------------------------------------------- */
 
 static void patch(const char *path, off_t at, const void *bytes, size_t n) {
     int fd = open(path, O_RDWR);
@@ -562,8 +559,7 @@ TEST(tier_disk_opens_where_it_may) {
     remove_tree(deep);
 }
 
-/* ---- what happens meanwhile -------------------------------------------------------------------
- */
+/* ---- what happens meanwhile --------------------------------------------------------------- */
 
 TEST(tier_disk_folder_may_be_deleted) {
     const char *folder = strdup(test_temporary("tier-deleted"));
@@ -730,8 +726,7 @@ TEST(tier_disk_leaves_running_writers_alone) {
     free((char *)folder);
 }
 
-/* ---- no room ----------------------------------------------------------------------------------
- */
+/* ---- no room ------------------------------------------------------------------------------ */
 
 static int n_lines;
 static void count_line(void *user, enum log_level level, const char *line) {
@@ -943,8 +938,7 @@ TEST(tier_disk_huge_file_goes_alone) {
     free((char *)folder);
 }
 
-/* ---- the end ----------------------------------------------------------------------------------
- */
+/* ---- the end ------------------------------------------------------------------------------ */
 
 /* How many of 100 objects are found after a close. */
 static uint32_t put_and_close(const struct disk_options *options) {
@@ -1008,8 +1002,7 @@ TEST(tier_disk_bounds_what_waits) {
     free((char *)folder);
 }
 
-/* ---- objects that are not filled yet ----------------------------------------------------------
- */
+/* ---- objects that are not filled yet ------------------------------------------------------ */
 
 static int no_fence(void *user, uint32_t job, struct err *err) {
     (void)user, (void)job, (void)err;
@@ -1065,8 +1058,7 @@ TEST(tier_disk_writes_what_is_filled_later) {
     free((char *)folder);
 }
 
-/* ---- into host memory ahead of need -----------------------------------------------------------
- */
+/* ---- into host memory ahead of need ------------------------------------------------------- */
 
 /* What is fetched of an object, whatever else happens to it meanwhile. */
 struct fetched {

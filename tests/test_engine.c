@@ -61,8 +61,7 @@ void *mmap(void *at, size_t n, int protection, int flags, int fd, off_t offset) 
 }
 #endif
 
-/* ---- helpers ----------------------------------------------------------------------------------
- */
+/* ---- helpers ------------------------------------------------------------------------------ */
 
 struct rig {
     sluice_model *model;
@@ -163,8 +162,7 @@ enum {
 };
 #endif
 
-/* ---- the same bits ----------------------------------------------------------------------------
- */
+/* ---- the same bits ------------------------------------------------------------------------ */
 
 enum { N_TOGETHER = 5, N_NEW = 20 };
 static const size_t prompt_lengths[N_TOGETHER] = {1, 70, 3, 130, 17};
@@ -298,8 +296,7 @@ TEST(engine_threads_give_the_same_bits_far_in) {
     free(other);
 }
 
-/* ---- resume -----------------------------------------------------------------------------------
- */
+/* ---- resume ------------------------------------------------------------------------------- */
 
 enum { N_PROMPT = 530, N_FIRST = 8, N_MORE = 12 };
 
@@ -430,8 +427,7 @@ TEST(engine_snapshots_are_used_and_forgotten) {
     rig_close(&r);
 }
 
-/* ---- nothing allocates, nothing changes -------------------------------------------------------
- */
+/* ---- nothing allocates, nothing changes --------------------------------------------------- */
 
 #ifndef IS_SANITIZED /* a sanitizer has its own allocator */
 TEST(engine_allocates_nothing_after_open) {
@@ -523,8 +519,7 @@ TEST(engine_plans_and_recordings_are_untouched_over_many_steps) {
     rig_close(&r);
 }
 
-/* ---- memory -----------------------------------------------------------------------------------
- */
+/* ---- memory ------------------------------------------------------------------------------- */
 
 TEST(engine_memory_is_as_predicted_and_as_allocated) {
     static const struct {
@@ -679,8 +674,7 @@ TEST(engine_refuses_what_does_not_fit_and_says_what_would) {
     sluice_model_close(model);
 }
 
-/* ---- hidden states ----------------------------------------------------------------------------
- */
+/* ---- hidden states ------------------------------------------------------------------------ */
 
 /* The largest difference of a row of logits from head x hidden, beside the largest logit. */
 static double head_difference(const struct rig *r, const float *logits, const float *hidden) {
@@ -764,8 +758,7 @@ TEST(engine_hidden_states_are_what_the_head_reads) {
     unlink(path);
 }
 
-/* ---- the allocator of slots and pages ---------------------------------------------------------
- */
+/* ---- the allocator of slots and pages ----------------------------------------------------- */
 
 enum { N_SLOTS = 4 };
 
@@ -863,8 +856,7 @@ TEST(engine_state_keeps_its_invariants) {
     rig_close(&c.r);
 }
 
-/* ---- fewer pages than sequences could fill ----------------------------------------------------
- */
+/* ---- fewer pages than sequences could fill ------------------------------------------------ */
 
 static uint64_t page_bytes_of(const char *path) {
     struct rig r;
@@ -955,8 +947,7 @@ TEST(engine_refuses_less_than_a_page) {
     sluice_model_close(model);
 }
 
-/* ---- saved sequences --------------------------------------------------------------------------
- */
+/* ---- saved sequences ---------------------------------------------------------------------- */
 
 static void write_file(const char *path, const void *bytes, size_t n) {
     FILE *f = fopen(path, "wb");
@@ -1057,8 +1048,7 @@ TEST(engine_refuses_foreign_sequences) {
     unlink(file);
 }
 
-/* ---- sampling ---------------------------------------------------------------------------------
- */
+/* ---- sampling ----------------------------------------------------------------------------- */
 
 static int32_t pick_one(struct rig *r, const struct sluice_sampling *s, const float **logits) {
     static const int32_t prompt[] = {5, 6, 7};
@@ -1205,8 +1195,7 @@ TEST(engine_sampling_defaults_come_from_the_file) {
     }
 }
 
-/* ---- bad input --------------------------------------------------------------------------------
- */
+/* ---- bad input ---------------------------------------------------------------------------- */
 
 TEST(engine_refuses_bad_options) {
     static const struct {
@@ -1299,8 +1288,7 @@ TEST(engine_refuses_bad_calls_and_changes_nothing) {
     rig_close(&r);
 }
 
-/* ---- threads ----------------------------------------------------------------------------------
- */
+/* ---- threads ------------------------------------------------------------------------------ */
 
 struct worker {
     sluice_model *model;

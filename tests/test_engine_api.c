@@ -9,8 +9,7 @@ static const char *const models[] = {
 };
 enum { N_MODELS = sizeof models / sizeof *models };
 
-/* ---- any order of calls -----------------------------------------------------------------------
- */
+/* ---- any order of calls ------------------------------------------------------------------- */
 
 static uint64_t seed_now;
 static uint32_t n_differ;
@@ -54,8 +53,7 @@ TEST(engine_api_keeps_its_contract_in_any_order_of_calls) {
     test_note("%u runs of random calls", n_seeds);
 }
 
-/* ---- a second sequence ------------------------------------------------------------------------
- */
+/* ---- a second sequence -------------------------------------------------------------------- */
 
 /* Steps for one sequence sample for the others too: no token of theirs is lost. */
 TEST(engine_next_of_two_sequences_loses_no_token) {
@@ -92,8 +90,7 @@ TEST(engine_next_of_two_sequences_loses_no_token) {
     }
 }
 
-/* ---- calls that must fail ---------------------------------------------------------------------
- */
+/* ---- calls that must fail ----------------------------------------------------------------- */
 
 TEST(engine_next_without_a_wanted_token_feeds_nothing) {
     sluice_model *model = NULL;
@@ -199,8 +196,7 @@ TEST(engine_refuses_calls_without_what_they_need) {
     sluice_model_close(model);
 }
 
-/* ---- options ----------------------------------------------------------------------------------
- */
+/* ---- options ------------------------------------------------------------------------------ */
 
 TEST(engine_refuses_senseless_options) {
     static const struct {
@@ -266,8 +262,7 @@ TEST(engine_largest_options_fit_or_are_refused) {
     sluice_model_close(model);
 }
 
-/* ---- sampling ---------------------------------------------------------------------------------
- */
+/* ---- sampling ----------------------------------------------------------------------------- */
 
 TEST(engine_sampling_at_its_limits_picks_what_it_should) {
     sluice_model *model = NULL;

@@ -67,8 +67,7 @@ static sluice_seq *open_seq(struct rig *r, uint32_t number) {
     return seq;
 }
 
-/* ---- the same bits ----------------------------------------------------------------------------
- */
+/* ---- the same bits ------------------------------------------------------------------------ */
 
 struct result {
     int32_t tokens[N_SEQS][N_NEW];
@@ -178,8 +177,7 @@ TEST(engine_cancelled_anywhere_goes_on_to_the_same_bits) {
     test_note("%u steps cancelled", n_cancelled);
 }
 
-/* ---- who reports it ---------------------------------------------------------------------------
- */
+/* ---- who reports it ----------------------------------------------------------------------- */
 
 TEST(engine_cancel_is_reported_once) {
     struct rig r;
@@ -210,8 +208,7 @@ TEST(engine_cancel_is_reported_once) {
     rig_close(&r);
 }
 
-/* ---- how soon ---------------------------------------------------------------------------------
- */
+/* ---- how soon ----------------------------------------------------------------------------- */
 
 static sluice_engine *interrupted;
 static double cancelled_at; /* in processor time, which other programs do not take */

@@ -5,8 +5,7 @@
 
 #define STORIES "models/stories-27m-q4_k_m.gguf"
 
-/* ---- text -------------------------------------------------------------------------------------
- */
+/* ---- text --------------------------------------------------------------------------------- */
 
 TEST(engine_text_ends_at_stop_strings) {
     static const struct {
@@ -90,8 +89,7 @@ TEST(engine_text_shows_control_tokens_if_asked) {
     sluice_model_close(model);
 }
 
-/* ---- conversations ----------------------------------------------------------------------------
- */
+/* ---- conversations ------------------------------------------------------------------------ */
 
 TEST(engine_encodes_conversations) {
     sluice_model *model;

@@ -9,8 +9,7 @@
 #include "plan/io.h"
 #include "test.h"
 
-/* ---- a model on a backend, one sequence -------------------------------------------------------
- */
+/* ---- a model on a backend, one sequence --------------------------------------------------- */
 
 struct rig {
     struct model *m;
@@ -103,8 +102,7 @@ static int32_t rig_token(const struct rig *r, uint32_t output) {
     return ((const struct io_output *)(backend_cpu.io(r->b) + r->plan->io.outputs))[output].token;
 }
 
-/* ---- the references ---------------------------------------------------------------------------
- */
+/* ---- the references ----------------------------------------------------------------------- */
 
 enum { MAX_PROMPTS = 8, MAX_TOKENS = 256 };
 

@@ -4,8 +4,7 @@
 #include "serve/scheduler.h"
 #include "test.h"
 
-/* ---- guesses ----------------------------------------------------------------------------------
- */
+/* ---- guesses ------------------------------------------------------------------------------ */
 
 enum { LONG = 3000 };
 
@@ -82,8 +81,7 @@ TEST(lookup_finds_the_longest_of_the_newest_places) {
     free(text);
 }
 
-/* ---- how much to draft ------------------------------------------------------------------------
- */
+/* ---- how much to draft -------------------------------------------------------------------- */
 
 TEST(lookup_pace_drafts_what_pays) {
     struct pace p = {0};
@@ -125,8 +123,7 @@ TEST(lookup_learns_what_comes) {
     free(memory);
 }
 
-/* ---- through the scheduler --------------------------------------------------------------------
- */
+/* ---- through the scheduler ---------------------------------------------------------------- */
 
 enum { N_PROMPT = 90, N_NEW = 120, N_REQUESTS = 6 };
 

@@ -11,8 +11,7 @@
 #include "model/recode.h"
 #include "test.h"
 
-/* ---- mixtures ---------------------------------------------------------------------------------
- */
+/* ---- mixtures ----------------------------------------------------------------------------- */
 
 /* The layers of spec/quants.md section 7 that get Q6_K in a file of n layers. */
 static const struct {
@@ -187,8 +186,7 @@ TEST(mixture_agrees_with_files_made_by_others) {
     }
 }
 
-/* ---- recoding ---------------------------------------------------------------------------------
- */
+/* ---- recoding ----------------------------------------------------------------------------- */
 
 struct sink {
     uint8_t *bytes;
@@ -245,8 +243,7 @@ TEST(recode_keeps_the_order_with_any_number_of_threads) {
     free(s.bytes);
 }
 
-/* ---- hub folders ------------------------------------------------------------------------------
- */
+/* ---- hub folders -------------------------------------------------------------------------- */
 
 static struct hub *open_hub(const char *name, struct folder **folder) {
     struct err err = {0};
@@ -404,8 +401,7 @@ TEST(hub_refuses_configs_that_cannot_be_run) {
     }
 }
 
-/* ---- importance matrices ----------------------------------------------------------------------
- */
+/* ---- importance matrices ------------------------------------------------------------------ */
 
 /* Two entries: one of three columns, one of two experts of which the second was never chosen. */
 static struct imatrix_entry importance[] = {

@@ -24,8 +24,7 @@ static const float *run_rows(struct backend *b, const struct plan *plan, uint32_
     return (const float *)(io + plan->io.taps);
 }
 
-/* ---- attention --------------------------------------------------------------------------------
- */
+/* ---- attention ---------------------------------------------------------------------------- */
 
 /* Two rows of one head, 16 wide, of which the second comes out: query, key and value of each are
  * three vectors one after the other. */
@@ -102,8 +101,7 @@ TEST(attend_rounds_queries_and_weights_to_f16) {
     }
 }
 
-/* ---- the delta rule ---------------------------------------------------------------------------
- */
+/* ---- the delta rule ----------------------------------------------------------------------- */
 
 /* A plan of one DELTA op. Its input is written before each step, its output read after it. */
 struct delta_rig {
@@ -292,8 +290,7 @@ TEST(delta_rule_on_real_activations) {
     free(conv), free(g), free(beta), free(core), free(rows);
 }
 
-/* ---- cells ------------------------------------------------------------------------------------
- */
+/* ---- cells -------------------------------------------------------------------------------- */
 
 /* The whole content of a cell, one after the other: state, window. */
 static void read_cell(struct delta_rig *r, uint32_t cell, float *to) {
@@ -371,8 +368,7 @@ TEST(delta_stores_states_to_cells) {
     check_cells(6); /* no multiple of the vector's lanes */
 }
 
-/* ---- how many int8 activations share a scale --------------------------------------------------
- */
+/* ---- how many int8 activations share a scale ---------------------------------------------- */
 
 /* One op with two matrices, SIDE by SIDE; its input is a row in which a value in 128 is large, so
  * that the others show which of them share its scale. */
@@ -579,9 +575,7 @@ TEST(ops_share_scales_as_the_plan_says) {
     free(r);
 }
 
-/* ---- PICK
- * ----------------------------------------------------------------------------------------
- */
+/* ---- PICK --------------------------------------------------------------------------------- */
 
 TEST(pick_of_drafts_is_that_of_a_row_after_the_other) {
     check_picks_of_drafts(&backend_cpu, 1);

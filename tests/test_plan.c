@@ -99,8 +99,7 @@ TEST(plan_scratch_never_meets_what_is_alive) {
     model_close(m);
 }
 
-/* ---- int8 activations -------------------------------------------------------------------------
- */
+/* ---- int8 activations --------------------------------------------------------------------- */
 
 static struct operand matrix_of(enum dtype type) {
     return operand_at(REGION_WEIGHTS, type, 0, (uint32_t[4]){256, 256});
@@ -219,8 +218,7 @@ TEST(plan_act_group_of_other_ops) {
     EXPECT_INT(op_act_group(&op), 32);
 }
 
-/* ---- wrong plans ------------------------------------------------------------------------------
- */
+/* ---- wrong plans -------------------------------------------------------------------------- */
 
 static struct operand weight(uint32_t k, uint32_t n, enum dtype type) {
     return operand_at(REGION_WEIGHTS, type, 0, (uint32_t[4]){k, n});
@@ -343,8 +341,7 @@ TEST(plan_has_one_page_table) {
     plan_free(plan);
 }
 
-/* ---- sizes that do not fit --------------------------------------------------------------------
- */
+/* ---- sizes that do not fit ---------------------------------------------------------------- */
 
 static void expect_text(const struct err *err, const char *expected) {
     if (!strstr(err->text, expected))

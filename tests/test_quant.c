@@ -737,8 +737,7 @@ TEST(quant_search_beats_the_plain_rule) {
     }
 }
 
-/* ---- weights of errors ------------------------------------------------------------------------
- */
+/* ---- weights of errors -------------------------------------------------------------------- */
 
 static double weighted_error(const float *w) {
     double sum = 0;

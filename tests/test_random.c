@@ -9,8 +9,7 @@
 #include "sluice.h"
 #include "test.h"
 
-/* ---- helpers ----------------------------------------------------------------------------------
- */
+/* ---- helpers ------------------------------------------------------------------------------ */
 
 enum { N_TOKENS = 24 };
 
@@ -72,8 +71,7 @@ static bool write_model(const struct random_model *m, const char *path) {
     return err.code == 0;
 }
 
-/* ---- where tensors are ------------------------------------------------------------------------
- */
+/* ---- where tensors are -------------------------------------------------------------------- */
 
 static void expect_same_logits(const char *a, const char *b, bool exact, uint32_t rows) {
     uint64_t n_a = 0, n_b = 0;
@@ -124,8 +122,7 @@ TEST(random_moe_models_at_odd_offsets) {
     }
 }
 
-/* ---- folders ----------------------------------------------------------------------------------
- */
+/* ---- folders ------------------------------------------------------------------------------ */
 
 /* A safetensors file in the making. */
 struct shard {
@@ -279,8 +276,7 @@ TEST(random_folders_with_a_rotary_part_beyond_a_head) {
     remove_folder(to);
 }
 
-/* ---- modes ------------------------------------------------------------------------------------
- */
+/* ---- modes -------------------------------------------------------------------------------- */
 
 static int by_value(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
@@ -347,8 +343,7 @@ TEST(random_folders_with_experts_of_different_types) {
     free(expected);
 }
 
-/* ---- damaged weights --------------------------------------------------------------------------
- */
+/* ---- damaged weights ---------------------------------------------------------------------- */
 
 static const struct random_model small = {.arch = "qwen35moe",
                                           .layers = 2,
@@ -500,8 +495,7 @@ TEST(random_caches_of_what_is_no_number) {
     }
 }
 
-/* ---- sizes ------------------------------------------------------------------------------------
- */
+/* ---- sizes -------------------------------------------------------------------------------- */
 
 /* Keys and tensors of a file that its model alone would not have. */
 struct odd_parts {
@@ -575,8 +569,7 @@ TEST(random_models_of_impossible_size) {
     remove(path);
 }
 
-/* ---- what would be left out -------------------------------------------------------------------
- */
+/* ---- what would be left out --------------------------------------------------------------- */
 
 /* A file with tensors that the model would run without is refused; draft blocks may be left out. */
 TEST(random_files_with_more_than_the_model) {
@@ -621,8 +614,7 @@ TEST(random_files_with_more_than_the_model) {
     remove(path);
 }
 
-/* ---- who observes products --------------------------------------------------------------------
- */
+/* ---- who observes products ---------------------------------------------------------------- */
 
 /* Rows and squares by the matrices' offsets. */
 struct seen {

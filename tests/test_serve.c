@@ -13,8 +13,7 @@
 #define IS_SLOW 0
 #endif
 
-/* ---- models -----------------------------------------------------------------------------------
- */
+/* ---- models ------------------------------------------------------------------------------- */
 
 static const char *write_tiny(const char *arch) {
     const struct random_model m = random_tiny(arch);
@@ -45,8 +44,7 @@ static struct sim_options options_of(uint32_t sequences, uint32_t queue, uint64_
     return o;
 }
 
-/* ---- the simulation ---------------------------------------------------------------------------
- */
+/* ---- the simulation ----------------------------------------------------------------------- */
 
 TEST(serve_simulation) {
     for (int m = 0; m < N_ARCHS; m++) {
@@ -109,8 +107,7 @@ TEST(serve_simulation_with_steps_cut_off) {
     sim_close(&sim);
 }
 
-/* ---- one request at a time --------------------------------------------------------------------
- */
+/* ---- one request at a time ---------------------------------------------------------------- */
 
 /* What came of a request. */
 struct result {
@@ -353,8 +350,7 @@ TEST(serve_reads_a_prompt_once_for_answers_in_turns) {
     }
 }
 
-/* ---- nothing is read twice --------------------------------------------------------------------
- */
+/* ---- nothing is read twice ---------------------------------------------------------------- */
 
 /* Two requests that begin alike and arrive together: the second waits until the first has read what
  * they share, in full pages, and takes it over. */
@@ -616,8 +612,7 @@ TEST(serve_starts_in_order) {
     rig_close(&r);
 }
 
-/* ---- cancel -----------------------------------------------------------------------------------
- */
+/* ---- cancel ------------------------------------------------------------------------------- */
 
 TEST(serve_cancel_frees_at_the_next_step) {
     struct rig r;
@@ -674,8 +669,7 @@ TEST(serve_callbacks_may_submit_and_cancel) {
     rig_close(&r);
 }
 
-/* ---- failures ---------------------------------------------------------------------------------
- */
+/* ---- failures ----------------------------------------------------------------------------- */
 
 TEST(serve_fails_bad_sampling_alone) {
     struct rig r;
@@ -773,8 +767,7 @@ TEST(serve_ends_all_when_the_device_fails) {
     rig_close(&r);
 }
 
-/* ---- bursts -----------------------------------------------------------------------------------
- */
+/* ---- bursts ------------------------------------------------------------------------------- */
 
 /* The CPU with bursts, made of single steps. */
 static struct {
@@ -901,8 +894,7 @@ TEST(serve_simulation_with_bursts) {
     sim_close(&sim);
 }
 
-/* ---- masks ----------------------------------------------------------------------------------
- */
+/* ---- masks -------------------------------------------------------------------------------- */
 
 /* Two answers of a prompt. They are free for some tokens; then token t has to be followed by one of
  * t + 1 .. t + 3. */
@@ -1066,8 +1058,7 @@ TEST(serve_masks_that_hold_have_bursts) {
     }
 }
 
-/* ---- what is sampled --------------------------------------------------------------------------
- */
+/* ---- what is sampled ---------------------------------------------------------------------- */
 
 /* A model with a vocabulary: its own end tokens count unless others are given. */
 TEST(serve_knows_end_tokens) {
@@ -1096,8 +1087,7 @@ TEST(serve_knows_end_tokens) {
     rig_close(&r);
 }
 
-/* ---- memory -----------------------------------------------------------------------------------
- */
+/* ---- memory ------------------------------------------------------------------------------- */
 
 /* Short requests, of all kinds. */
 static void run_many(struct rig *r, uint32_t n) {

@@ -19,8 +19,7 @@ enum {
     N_LOWER = 40,
 };
 
-/* ---- a backend of plain memory ----------------------------------------------------------------
- */
+/* ---- a backend of plain memory ------------------------------------------------------------ */
 
 struct backend {
     uint8_t *bytes;
@@ -72,8 +71,7 @@ static const struct backend_kind plain = {
     .peek = plain_peek,
 };
 
-/* ---- the world --------------------------------------------------------------------------------
- */
+/* ---- the world ---------------------------------------------------------------------------- */
 
 struct world {
     struct state st;
@@ -167,8 +165,7 @@ static uint64_t *recurrent_at(struct world *w, uint32_t cell) {
     return (uint64_t *)w->backend.bytes + cell;
 }
 
-/* ---- what is there ----------------------------------------------------------------------------
- */
+/* ---- what is there ------------------------------------------------------------------------ */
 
 static bool is_right(struct world *w, uint32_t slot) {
     const struct slot *s = &w->st.slots[slot];
@@ -205,8 +202,7 @@ static bool world_check(struct world *w, uint64_t i) {
     return !broken;
 }
 
-/* ---- operations -------------------------------------------------------------------------------
- */
+/* ---- operations --------------------------------------------------------------------------- */
 
 static void hash_from(struct world *w, uint32_t slot, uint32_t first) {
     for (uint32_t i = first; i < w->n[slot]; i++)
@@ -502,8 +498,7 @@ TEST(engine_state_copies_what_is_dear_to_read_again) {
     }
 }
 
-/* ---- what a fork costs ------------------------------------------------------------------------
- */
+/* ---- what a fork costs -------------------------------------------------------------------- */
 
 enum { LONG = 32 * 1024, LONG_PAGES = LONG / PAGE + 3, CELL_BYTES = 4096, LONG_CELLS = 2 + 40 };
 

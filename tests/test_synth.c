@@ -6,8 +6,7 @@
 #include "sluice.h"
 #include "test.h"
 
-/* ---- blocks -----------------------------------------------------------------------------------
- */
+/* ---- blocks ------------------------------------------------------------------------------- */
 
 TEST(synth_blocks_have_mean_0_and_a_deviation_of_0_02) {
     enum { BLOCKS = 512 };
@@ -44,8 +43,7 @@ TEST(synth_blocks_depend_on_their_number_alone) {
     EXPECT(memcmp(&a, &c, sizeof a) != 0);
 }
 
-/* ---- tensors ----------------------------------------------------------------------------------
- */
+/* ---- tensors ------------------------------------------------------------------------------ */
 
 /* A tensor as the line that the tool prints of it. */
 static void describe(const struct tensor *t, char *out, size_t size) {
@@ -130,8 +128,7 @@ TEST(synth_refuses_what_it_does_not_have) {
     }
 }
 
-/* ---- models -----------------------------------------------------------------------------------
- */
+/* ---- models ------------------------------------------------------------------------------- */
 
 TEST(synth_makes_matrices_only_where_the_host_needs_them) {
     struct model *m;

@@ -5,8 +5,7 @@
 #include "serve/tool_calls.h"
 #include "test.h"
 
-/* ---- tool calls -------------------------------------------------------------------------------
- */
+/* ---- tool calls --------------------------------------------------------------------------- */
 
 static const char tools_text[] =
     "[{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"parameters\": {\"type\": "
@@ -171,8 +170,7 @@ TEST(serve_tool_calls_of_random_pieces_do_not_depend_on_the_cut) {
     json_decref(tools);
 }
 
-/* ---- fields -----------------------------------------------------------------------------------
- */
+/* ---- fields ------------------------------------------------------------------------------- */
 
 static void expect_wrong(const char *json, const char *expected) {
     struct fields f = {.object = json_loads(json, 0, NULL)};
@@ -206,8 +204,7 @@ TEST(serve_fields_name_what_is_wrong) {
     expect_wrong("{\"n\": [], \"stream\": 3}", "n is an array, expected a whole number");
 }
 
-/* ---- replay -----------------------------------------------------------------------------------
- */
+/* ---- replay ------------------------------------------------------------------------------- */
 
 TEST(serve_replay_keeps_the_newest_and_finds_by_what_was_said) {
     struct store *r = store_open(40000);

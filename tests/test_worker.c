@@ -8,8 +8,7 @@
 #include "serve/answer.h"
 #include "test.h"
 
-/* ---- a worker on a tiny model -----------------------------------------------------------------
- */
+/* ---- a worker on a tiny model ------------------------------------------------------------- */
 
 struct rig {
     sluice_model *model;
@@ -539,8 +538,7 @@ TEST(serve_worker_closes_with_jobs_that_run) {
     rig_close(&r);
 }
 
-/* ---- answers ----------------------------------------------------------------------------------
- */
+/* ---- answers ------------------------------------------------------------------------------ */
 
 static void note_piece(void *user, struct answer *a, const struct piece *piece) {
     struct buffer *all = user;

@@ -101,8 +101,7 @@ static double quantile(struct times *t, double q) {
     return t->at[(size_t)(q * (double)(t->n - 1) + 0.5)];
 }
 
-/* ---- requests ---------------------------------------------------------------------------------
- */
+/* ---- requests ----------------------------------------------------------------------------- */
 
 static void stream_open(struct load *l, struct stream *s) {
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)l->port)};
@@ -157,8 +156,7 @@ static void stream_send(struct load *l, struct stream *s) {
     free(request);
 }
 
-/* ---- answers ----------------------------------------------------------------------------------
- */
+/* ---- answers ------------------------------------------------------------------------------ */
 
 static bool begins(const struct stream *s, const char *with) {
     size_t n = strlen(with);
@@ -214,8 +212,7 @@ static void stream_read(struct load *l, struct stream *s) {
         stream_send(l, s);
 }
 
-/* ---- rounds -----------------------------------------------------------------------------------
- */
+/* ---- rounds ------------------------------------------------------------------------------- */
 
 /* All streams send, and are read until none is busy. Tokens a second. */
 static double round_of(struct load *l, int requests) {

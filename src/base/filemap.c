@@ -49,8 +49,7 @@ static bool try_map(struct filemap *map, const char *path, size_t size) {
     return true;
 }
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading ------------------------------------------------------------------------------ */
 
 static int cannot_open(const char *path, struct err *err) {
     return err_set(err, SLUICE_ERR_IO, "%s: cannot open: %s", path[0] ? path : "''",

@@ -22,8 +22,7 @@ enum { BUFFER_BYTES = 1 << 20 };
 
 static struct registry temporaries;
 
-/* ---- where it goes ----------------------------------------------------------------------------
- */
+/* ---- where it goes ------------------------------------------------------------------------ */
 
 /* Length of the path's folder, with its slash; 0: the current one. */
 static size_t folder_length(const char *path) {
@@ -213,8 +212,7 @@ int outfile_check(const char *path, struct err *err) {
     return status;
 }
 
-/* ---- bytes ------------------------------------------------------------------------------------
- */
+/* ---- bytes -------------------------------------------------------------------------------- */
 
 static int write_fully(struct outfile *out, const uint8_t *p, size_t size, struct err *err) {
     while (size > 0) {
@@ -267,8 +265,7 @@ int outfile_pad(struct outfile *out, uint64_t align, struct err *err) {
     return SLUICE_OK;
 }
 
-/* ---- the end ----------------------------------------------------------------------------------
- */
+/* ---- the end ------------------------------------------------------------------------------ */
 
 /* A rename is only safe from a power cut once the folder is synced as well. */
 static void sync_folder(const char *path) {

@@ -53,8 +53,7 @@ static struct figure figure_of(double *rates, int n) {
     return (struct figure){.median = median, .spread = (rates[n - 1] - rates[0]) / median};
 }
 
-/* ---- what is measured -------------------------------------------------------------------------
- */
+/* ---- what is measured --------------------------------------------------------------------- */
 
 static int begin(struct bench *b, sluice_seq **seq) {
     struct sluice_sampling best = {.temperature = 0, .top_p = 1, .repeat_penalty = 1};
@@ -142,8 +141,7 @@ static int repeat(struct bench *b, int (*once)(struct bench *, double *), struct
     return 0;
 }
 
-/* ---- what is said -----------------------------------------------------------------------------
- */
+/* ---- what is said ------------------------------------------------------------------------- */
 
 static void print_json(const struct bench *b, const struct measured *f) {
     const struct figure *prefill = &f->prefill, *decode = &f->decode, *scheduled = &f->scheduled;
@@ -199,8 +197,7 @@ static void print_text(const struct bench *b, const struct measured *f) {
            (unsigned long long)c->drafts_kept, (unsigned long long)c->drafted);
 }
 
-/* ---- the verb ---------------------------------------------------------------------------------
- */
+/* ---- the verb ----------------------------------------------------------------------------- */
 
 static int make_base(struct bench *b) {
     if (b->depth == 0)

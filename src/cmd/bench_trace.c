@@ -38,8 +38,7 @@ struct trace {
     uint32_t longest, n_conversations;
 };
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading ------------------------------------------------------------------------------ */
 
 static bool grow(void **at, uint32_t n, uint32_t *capacity, size_t size) {
     if (n < *capacity)
@@ -188,8 +187,7 @@ bool trace_reuse_find(const char *name, enum trace_reuse *out) {
     return false;
 }
 
-/* ---- replaying --------------------------------------------------------------------------------
- */
+/* ---- replaying ---------------------------------------------------------------------------- */
 
 /* Seconds of steps. */
 struct steps {
@@ -363,8 +361,7 @@ static int replay_all(struct replay *r, uint32_t max_running, struct err *err) {
     return status ? status : r->failure.code;
 }
 
-/* ---- what it took -----------------------------------------------------------------------------
- */
+/* ---- what it took ------------------------------------------------------------------------- */
 
 struct took {
     double seconds, first_p50, first_p99;

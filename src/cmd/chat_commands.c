@@ -16,8 +16,7 @@ static int say_size(const struct talk *t, const char *what) {
     return 0;
 }
 
-/* ---- files ------------------------------------------------------------------------------------
- */
+/* ---- files -------------------------------------------------------------------------------- */
 
 static int json_path(const char *command, const char *path, char *out, size_t size) {
     if (strcmp(path, "-") == 0)
@@ -73,8 +72,7 @@ static int load(struct talk *t, const char *path) {
     return exit ? exit : say_size(t, "");
 }
 
-/* ---- turns ------------------------------------------------------------------------------------
- */
+/* ---- turns -------------------------------------------------------------------------------- */
 
 static int fork_talk(struct talk *t, const char *unused) {
     struct err err = {0};
@@ -132,8 +130,7 @@ static int quit(struct talk *t, const char *unused) {
     return 0;
 }
 
-/* ---- settings ---------------------------------------------------------------------------------
- */
+/* ---- settings ----------------------------------------------------------------------------- */
 
 enum { MAX_SETTINGS = MAX_COMMON_OPTS + 1 };
 
@@ -229,8 +226,7 @@ static int set(struct talk *t, const char *text) {
     return 0;
 }
 
-/* ---- the table --------------------------------------------------------------------------------
- */
+/* ---- the table ---------------------------------------------------------------------------- */
 
 static int help(struct talk *t, const char *unused);
 
@@ -275,8 +271,7 @@ static int help(struct talk *t, const char *unused) {
     return 0;
 }
 
-/* ---- lines ------------------------------------------------------------------------------------
- */
+/* ---- lines -------------------------------------------------------------------------------- */
 
 /* The command that the word most likely meant. */
 static const struct command *find_near(struct str word) {

@@ -31,8 +31,7 @@ int constraint_check(const struct constraint *c, const char *verb, bool ignores_
     return OPTS_GO_ON;
 }
 
-/* ---- compiling --------------------------------------------------------------------------------
- */
+/* ---- compiling ---------------------------------------------------------------------------- */
 
 /* A schema begins with a brace, a grammar contains a rule; other values are files. */
 static bool is_text(const struct constraint *c) {
@@ -99,8 +98,7 @@ void constraint_close(struct constraint *c) {
     *c = (struct constraint){0};
 }
 
-/* ---- a text -----------------------------------------------------------------------------------
- */
+/* ---- a text ------------------------------------------------------------------------------- */
 
 static int set_mask(struct constraint *c, sluice_seq *seq) {
     struct err err = {0};

@@ -8,8 +8,7 @@
 #include "cmd/cmd.h"
 #include "file/json.h"
 
-/* ---- messages ---------------------------------------------------------------------------------
- */
+/* ---- messages ----------------------------------------------------------------------------- */
 
 static const char *role_at(const struct conversation *c, size_t i) {
     return json_string_value(json_object_get(json_array_get(c->messages, i), "role"));
@@ -69,8 +68,7 @@ void conversation_free(struct conversation *c) {
     *c = (struct conversation){0};
 }
 
-/* ---- the system message -----------------------------------------------------------------------
- */
+/* ---- the system message ------------------------------------------------------------------- */
 
 static bool has_system(const struct conversation *c) {
     return conversation_size(c) > 0 && strcmp(role_at(c, 0), "system") == 0;
@@ -99,8 +97,7 @@ int conversation_set_system(struct conversation *c, struct str text, struct err 
     return SLUICE_OK;
 }
 
-/* ---- turns ------------------------------------------------------------------------------------
- */
+/* ---- turns -------------------------------------------------------------------------------- */
 
 /* The last question's number and one; 0 when there is none. */
 static size_t after_last_question(const struct conversation *c) {
@@ -132,8 +129,7 @@ bool conversation_drop_oldest(struct conversation *c) {
     return true;
 }
 
-/* ---- other states -----------------------------------------------------------------------------
- */
+/* ---- other states ------------------------------------------------------------------------- */
 
 json_t *conversation_snapshot(const struct conversation *c) {
     return json_copy(c->messages); /* messages themselves never change */
@@ -162,8 +158,7 @@ bool conversation_back(struct conversation *c) {
     return true;
 }
 
-/* ---- files ------------------------------------------------------------------------------------
- */
+/* ---- files -------------------------------------------------------------------------------- */
 
 int conversation_save(const struct conversation *c, const char *path, struct err *err) {
     struct outfile out = {.fd = -1};

@@ -53,8 +53,7 @@ struct editor {
 /* The writing end; -1: none. */
 static int wake_fd = -1;
 
-/* ---- text -------------------------------------------------------------------------------------
- */
+/* ---- text --------------------------------------------------------------------------------- */
 
 static int append(struct editor *e, const char *at, size_t len, struct err *err) {
     if (e->capacity - e->len < len) {
@@ -99,8 +98,7 @@ static wchar_t *widen(struct str s) {
     return out;
 }
 
-/* ---- messages ---------------------------------------------------------------------------------
- */
+/* ---- messages ----------------------------------------------------------------------------- */
 
 static const char quotes[] = "\"\"\"";
 enum { QUOTES = 3 };
@@ -141,8 +139,7 @@ static struct message finish(struct str s) {
     return m;
 }
 
-/* ---- plainly ----------------------------------------------------------------------------------
- */
+/* ---- plainly ------------------------------------------------------------------------------ */
 
 static int read_lines(struct editor *e, struct err *err) {
     struct str line;
@@ -163,8 +160,7 @@ static int read_lines(struct editor *e, struct err *err) {
     return found;
 }
 
-/* ---- signals ----------------------------------------------------------------------------------
- */
+/* ---- signals ------------------------------------------------------------------------------ */
 
 static void note_signal(int number) {
     int kept = errno;
@@ -224,8 +220,7 @@ static void handle_signal(struct editor *e, int number) {
     }
 }
 
-/* ---- characters -------------------------------------------------------------------------------
- */
+/* ---- characters --------------------------------------------------------------------------- */
 
 static struct editor *editor_of(EditLine *el) {
     void *e;
@@ -325,8 +320,7 @@ static int read_key(EditLine *el, wchar_t *key) {
     return n;
 }
 
-/* ---- keys -------------------------------------------------------------------------------------
- */
+/* ---- keys --------------------------------------------------------------------------------- */
 
 static unsigned char insert_break(EditLine *el, int unused) {
     (void)unused;
@@ -418,8 +412,7 @@ static void bind_keys(EditLine *el) {
     el_wset(el, EL_SETTY, L"-d", L"-icrnl", L"-inlcr", NULL);
 }
 
-/* ---- history ----------------------------------------------------------------------------------
- */
+/* ---- history ------------------------------------------------------------------------------ */
 
 static void remember(void *user, struct str entry) {
     struct editor *e = user;
@@ -445,8 +438,7 @@ static void keep(struct editor *e, struct str entry) {
     free(wide);
 }
 
-/* ---- a terminal -------------------------------------------------------------------------------
- */
+/* ---- a terminal --------------------------------------------------------------------------- */
 
 /* libedit takes widths and classes of characters from the locale, so it must be a UTF-8 one. */
 static void choose_locale(void) {
@@ -522,8 +514,7 @@ static int read_terminal(struct editor *e, struct err *err) {
     }
 }
 
-/* ---- both -------------------------------------------------------------------------------------
- */
+/* ---- both --------------------------------------------------------------------------------- */
 
 int editor_open(struct editor **out, struct err *err) {
     struct editor *e = calloc(1, sizeof *e);

@@ -27,8 +27,7 @@ struct explain {
     struct step_facts facts; /* its sequences are 0 where they were not given */
 };
 
-/* ---- operands ---------------------------------------------------------------------------------
- */
+/* ---- operands ----------------------------------------------------------------------------- */
 
 static const char *const region_letters = "WSXI"; /* weights, state, scratch, io */
 
@@ -40,8 +39,7 @@ static void operand_text(char *out, size_t size, const struct operand_ref *ref) 
         n += (size_t)snprintf(out + n, size - n, "%u%s", o->dims[i], i ? "," : ")");
 }
 
-/* ---- two backends -----------------------------------------------------------------------------
- */
+/* ---- two backends ------------------------------------------------------------------------- */
 
 /* The same step on both backends, op by op. */
 static int compare(struct explain *x) {
@@ -58,8 +56,7 @@ static int compare(struct explain *x) {
     return exit ? exit : compare_step(x->engine, x->other, x->common.as_json);
 }
 
-/* ---- output -----------------------------------------------------------------------------------
- */
+/* ---- output ------------------------------------------------------------------------------- */
 
 /* The columns of a timed op, or of all. */
 static void print_times(const struct explain *x, const struct op_traffic *t, double flops,
@@ -141,8 +138,7 @@ static void print_table(const struct explain *x) {
            human_count(x->facts.plan->bytes[REGION_IO]));
 }
 
-/* ---- a picture --------------------------------------------------------------------------------
- */
+/* ---- a picture ---------------------------------------------------------------------------- */
 
 static int put_line(struct outfile *out, struct err *err, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -204,8 +200,7 @@ static int write_html(const struct explain *x) {
     return status ? fail(&err) : 0;
 }
 
-/* ---- the verb ---------------------------------------------------------------------------------
- */
+/* ---- the verb ----------------------------------------------------------------------------- */
 
 static int open_engine(struct explain *x) {
     struct sluice_engine_options o = common_engine(&x->common);

@@ -8,8 +8,7 @@
 #include "cmd/open.h"
 #include "serve/lookup.h"
 
-/* ---- loops ------------------------------------------------------------------------------------
- */
+/* ---- loops -------------------------------------------------------------------------------- */
 
 /* Finds loops, the same few tokens over and over, by their period. */
 enum { LOOP_PERIODS = 64 };
@@ -32,8 +31,7 @@ static bool loop_push(struct loop *loop, int32_t token) {
     return is_loop;
 }
 
-/* ---- one token --------------------------------------------------------------------------------
- */
+/* ---- one token ---------------------------------------------------------------------------- */
 
 static int show_token(struct generate *g, int32_t token) {
     const char *at;
@@ -75,8 +73,7 @@ static bool take(struct generate *g, struct loop *loop, int32_t token, int *exit
     return interrupt_asked() ? end_by(g, GENERATE_INTERRUPTED) : true;
 }
 
-/* ---- the loop ---------------------------------------------------------------------------------
- */
+/* ---- the loop ----------------------------------------------------------------------------- */
 
 static bool is_full(const struct generate *g) {
     struct sluice_choice choice;

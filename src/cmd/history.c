@@ -11,8 +11,7 @@
 
 #include "base/folders.h"
 
-/* ---- where ------------------------------------------------------------------------------------
- */
+/* ---- where -------------------------------------------------------------------------------- */
 
 void history_open(struct history *h) {
     const char *given = getenv("SLUICE_HISTORY");
@@ -61,8 +60,7 @@ static int open_locked(const struct history *h, int flags, struct err *err) {
     return fd;
 }
 
-/* ---- entries ----------------------------------------------------------------------------------
- */
+/* ---- entries ------------------------------------------------------------------------------ */
 
 /* Escapes an entry for the file; `out` has twice its length plus one. */
 static size_t escape(struct str entry, char *out) {
@@ -88,8 +86,7 @@ static struct str unescape(char *at, size_t len) {
     return (struct str){at, n};
 }
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading ------------------------------------------------------------------------------ */
 
 /* The file's last bytes, from the beginning of an entry on; malloced. */
 static char *read_tail(int fd, size_t *len, bool *is_whole) {

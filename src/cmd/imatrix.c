@@ -34,8 +34,7 @@ struct collector {
     struct err err;
 };
 
-/* ---- collecting -------------------------------------------------------------------------------
- */
+/* ---- collecting --------------------------------------------------------------------------- */
 
 static int compare_places(const void *a, const void *b) {
     const struct place *x = a, *y = b;
@@ -115,8 +114,7 @@ static int run_text(struct collector *c) {
     return common_each_window(&c->ids, c->window, c->max_windows, "reading", run_window, c);
 }
 
-/* ---- the file ---------------------------------------------------------------------------------
- */
+/* ---- the file ----------------------------------------------------------------------------- */
 
 /* Entries of tensors that no product read are left out; experts that were never chosen stay, with a
  * count of 0. */

@@ -18,8 +18,7 @@
 /* Longer arrays (vocabularies) are shown by their beginning, unless --full. */
 enum { ARRAY_SHOWN = 8 };
 
-/* ---- values -----------------------------------------------------------------------------------
- */
+/* ---- values ------------------------------------------------------------------------------- */
 
 static json_t *json_float(double v) {
     return isfinite(v) ? json_real(v) : json_string(isnan(v) ? "nan" : v > 0 ? "inf" : "-inf");
@@ -48,8 +47,7 @@ static json_t *key_value(const struct gguf_key *key, bool is_full) {
     return list;
 }
 
-/* ---- facts ------------------------------------------------------------------------------------
- */
+/* ---- facts -------------------------------------------------------------------------------- */
 
 static json_t *keys_of_gguf(const struct gguf *g, bool is_full) {
     json_t *keys = json_object();
@@ -170,8 +168,7 @@ static int facts_of_folder(json_t *facts, const char *path, struct err *err) {
     return SLUICE_OK;
 }
 
-/* ---- memory -----------------------------------------------------------------------------------
- */
+/* ---- memory ------------------------------------------------------------------------------- */
 
 static json_t *memory_json(const struct sluice_engine *e) {
     struct sluice_memory m;
@@ -227,8 +224,7 @@ static int add_memory(json_t *facts, const struct common *c, const char *path, b
     return exit;
 }
 
-/* ---- text -------------------------------------------------------------------------------------
- */
+/* ---- text --------------------------------------------------------------------------------- */
 
 static uint64_t number(const json_t *object, const char *name) {
     return (uint64_t)json_integer_value(json_object_get(object, name));

@@ -28,8 +28,7 @@ struct logits {
     struct err err;
 };
 
-/* ---- prompts ----------------------------------------------------------------------------------
- */
+/* ---- prompts ------------------------------------------------------------------------------ */
 
 /* The ids of one line. */
 static int parse_line(struct str line, struct ids *ids, struct err *err) {
@@ -65,8 +64,7 @@ static bool next_line(struct str *text, struct str *line) {
     return true;
 }
 
-/* ---- one prompt -------------------------------------------------------------------------------
- */
+/* ---- one prompt --------------------------------------------------------------------------- */
 
 static int write_layers(struct logits *l, const sluice_seq *seq) {
     const struct config *c = &l->model->model->config;
@@ -128,8 +126,7 @@ static int run_prompt(struct logits *l, const struct ids *ids) {
     return status;
 }
 
-/* ---- the verb ---------------------------------------------------------------------------------
- */
+/* ---- the verb ----------------------------------------------------------------------------- */
 
 static int run_prompts(struct logits *l, struct str text) {
     struct str line;

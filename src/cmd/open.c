@@ -22,8 +22,7 @@
 #include "cmd/progress.h"
 #include "engine/engine.h"
 
-/* ---- options ----------------------------------------------------------------------------------
- */
+/* ---- options ------------------------------------------------------------------------------ */
 
 struct common common_default(void) {
     return (struct common){
@@ -275,8 +274,7 @@ struct sluice_sampling common_sampling(const struct common *c, const sluice_mode
     return s;
 }
 
-/* ---- opening ----------------------------------------------------------------------------------
- */
+/* ---- opening ------------------------------------------------------------------------------ */
 
 static int add_bias(struct common *c, int32_t token, float bias) {
     if (c->n_biases == SLUICE_MAX_BIASES)
@@ -500,8 +498,7 @@ int common_encode_file(const sluice_model *model, const char *path, size_t windo
     return 0;
 }
 
-/* ---- measures ---------------------------------------------------------------------------------
- */
+/* ---- measures ----------------------------------------------------------------------------- */
 
 uint64_t common_step_bytes(const sluice_engine *engine, uint32_t rows, uint32_t depth) {
     const struct plan *plan = engine->plans[engine_plan_for(engine, rows, rows)];

@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- help -------------------------------------------------------------------------------------
- */
+/* ---- help --------------------------------------------------------------------------------- */
 
 static void print_row(const struct opt *o) {
     char left[64];
@@ -38,8 +37,7 @@ static void print_help(const struct usage *u) {
     printf("\nexample: %s\n", u->example);
 }
 
-/* ---- names ------------------------------------------------------------------------------------
- */
+/* ---- names -------------------------------------------------------------------------------- */
 
 /* What llama.cpp calls our options. */
 static const struct {
@@ -248,8 +246,7 @@ static int unknown(const struct usage *u, const char *word) {
                     u->verb);
 }
 
-/* ---- values -----------------------------------------------------------------------------------
- */
+/* ---- values ------------------------------------------------------------------------------- */
 
 static bool parse_int(const char *text, int64_t min, int64_t max, int64_t *out) {
     char *end;
@@ -329,8 +326,7 @@ static int set_value(const struct usage *u, const struct opt *o, const char *tex
     return OPTS_GO_ON;
 }
 
-/* ---- the line ---------------------------------------------------------------------------------
- */
+/* ---- the line ----------------------------------------------------------------------------- */
 
 static int take_word(const struct usage *u, const char **words, int *n_words, const char *word) {
     if (*n_words < u->max_words) {

@@ -21,8 +21,7 @@ static void wipe_line(void) {
     fputs("\r\033[K", stderr);
 }
 
-/* ---- bytes ------------------------------------------------------------------------------------
- */
+/* ---- bytes -------------------------------------------------------------------------------- */
 
 void progress_start(struct progress *p, const char *what, uint64_t total_bytes) {
     *p = (struct progress){.what = what, .total = total_bytes, .is_on = is_watched()};
@@ -65,8 +64,7 @@ void progress_end(struct progress *p) {
     p->is_on = false;
 }
 
-/* ---- tokens -----------------------------------------------------------------------------------
- */
+/* ---- tokens ------------------------------------------------------------------------------- */
 
 void token_bar_start(struct token_bar *bar, const char *what, uint64_t total) {
     *bar = (struct token_bar){

@@ -30,8 +30,7 @@ struct job {
     uint64_t read_bytes, written_bytes;
 };
 
-/* ---- what each tensor becomes -----------------------------------------------------------------
- */
+/* ---- what each tensor becomes ------------------------------------------------------------- */
 
 /* Query heads that share a KV head; 1 for a file that does not say it in two plain numbers. */
 static uint32_t count_gqa(const struct gguf *in, struct str arch) {
@@ -103,8 +102,7 @@ static int choose_types(struct job *j, struct err *err) {
     return status;
 }
 
-/* ---- writing ----------------------------------------------------------------------------------
- */
+/* ---- writing ------------------------------------------------------------------------------ */
 
 /* Where the weights came from, under the usual key names. */
 static int write_imatrix_keys(struct job *j, struct err *err) {

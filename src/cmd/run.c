@@ -38,8 +38,7 @@ struct run {
     struct logprobs logprobs;
 };
 
-/* ---- the prompt -------------------------------------------------------------------------------
- */
+/* ---- the prompt --------------------------------------------------------------------------- */
 
 /* The newline that an editor or `echo` puts at the end is not part of the prompt. */
 static struct str without_newline(struct str text) {
@@ -151,8 +150,7 @@ static int save_cache(struct run *r, uint32_t n_before) {
     return 0;
 }
 
-/* ---- reading it -------------------------------------------------------------------------------
- */
+/* ---- reading it --------------------------------------------------------------------------- */
 
 static int open_seq(struct run *r) {
     struct sluice_sampling sampling = common_sampling(&r->common, r->model);
@@ -213,8 +211,7 @@ static int feed_prompt(struct run *r) {
     return exit;
 }
 
-/* ---- the text ---------------------------------------------------------------------------------
- */
+/* ---- the text ----------------------------------------------------------------------------- */
 
 static int show(void *user, const char *at, size_t length) {
     struct run *r = user;
@@ -286,8 +283,7 @@ static void report(const struct run *r) {
     print_json_line(object);
 }
 
-/* ---- the verb ---------------------------------------------------------------------------------
- */
+/* ---- the verb ----------------------------------------------------------------------------- */
 
 static int run(struct run *r) {
     int exit = open_seq(r);

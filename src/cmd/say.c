@@ -26,8 +26,7 @@ bool say_shows(enum say_level level) {
     return level <= shown;
 }
 
-/* ---- stderr -----------------------------------------------------------------------------------
- */
+/* ---- stderr ------------------------------------------------------------------------------- */
 
 bool say_has_escapes(void) {
     const char *terminal = getenv("TERM");
@@ -117,8 +116,7 @@ int say_columns(void) {
     return 80;
 }
 
-/* ---- stdout -----------------------------------------------------------------------------------
- */
+/* ---- stdout ------------------------------------------------------------------------------- */
 
 /* Writes all of it, even if the reader is slow; -1 on failure, or after an interrupt. */
 static int write_all(const char *at, size_t length) {

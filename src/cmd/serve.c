@@ -40,8 +40,7 @@ struct serve {
     struct opt_list cors, allowed;
 };
 
-/* ---- options ----------------------------------------------------------------------------------
- */
+/* ---- options ------------------------------------------------------------------------------ */
 
 /* scheme://host[:port], as browsers send it. */
 static bool is_origin(const char *z) {
@@ -182,8 +181,7 @@ static int inherited_socket(void) {
     return is_ours ? FIRST : -1;
 }
 
-/* ---- running ----------------------------------------------------------------------------------
- */
+/* ---- running ------------------------------------------------------------------------------ */
 
 /* A signal may arrive in any thread: its handler only wakes the one that waits. */
 static int stop_pipe[2] = {-1, -1};

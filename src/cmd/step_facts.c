@@ -16,8 +16,7 @@ void step_facts_free(struct step_facts *f) {
     f->seconds = NULL;
 }
 
-/* ---- timing -----------------------------------------------------------------------------------
- */
+/* ---- timing ------------------------------------------------------------------------------- */
 
 int step_facts_rows_of(const struct step_facts *f, int i) {
     return f->rows / f->sequences + (i < f->rows % f->sequences);
@@ -104,8 +103,7 @@ int step_facts_time(struct step_facts *f) {
     return exit;
 }
 
-/* ---- facts ------------------------------------------------------------------------------------
- */
+/* ---- facts -------------------------------------------------------------------------------- */
 
 struct op_use step_facts_use(const struct step_facts *f) {
     return (struct op_use){(uint32_t)f->rows, (uint32_t)f->sequences, (uint32_t)f->depth + 1};

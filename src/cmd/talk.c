@@ -10,8 +10,7 @@
 #include "engine/engine.h"
 #include "text/chat.h"
 
-/* ---- the prompt -------------------------------------------------------------------------------
- */
+/* ---- the prompt --------------------------------------------------------------------------- */
 
 static uint32_t context_of(const struct talk *t) {
     struct sluice_choice choice;
@@ -106,8 +105,7 @@ static int read_prompt(struct talk *t, size_t *n_fed) {
     return exit;
 }
 
-/* ---- the answer -------------------------------------------------------------------------------
- */
+/* ---- the answer --------------------------------------------------------------------------- */
 
 static int print(struct talk *t, const char *at, size_t length) {
     int exit = t->common.as_json ? 0 : say_text(at, length);
@@ -215,8 +213,7 @@ static int answer(struct talk *t) {
     return !exit && g.end == GENERATE_INTERRUPTED ? EXIT_INTERRUPTED : exit;
 }
 
-/* ---- questions --------------------------------------------------------------------------------
- */
+/* ---- questions ---------------------------------------------------------------------------- */
 
 /* An answer that has begun is kept. */
 static int answer_or_restore(struct talk *t, json_t *before) {
@@ -256,8 +253,7 @@ int talk_regenerate(struct talk *t) {
     return exit;
 }
 
-/* ---- opening ----------------------------------------------------------------------------------
- */
+/* ---- opening ------------------------------------------------------------------------------ */
 
 int talk_set_sampling(struct talk *t) {
     struct sluice_sampling s = common_sampling(&t->common, t->model);

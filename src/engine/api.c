@@ -5,8 +5,7 @@
 #include "base/size.h"
 #include "engine/engine.h"
 
-/* ---- engines ----------------------------------------------------------------------------------
- */
+/* ---- engines ------------------------------------------------------------------------------ */
 
 struct sluice_engine_options sluice_engine_options_default(void) {
     return (struct sluice_engine_options){
@@ -183,8 +182,7 @@ void sluice_engine_choice(const sluice_engine *e, struct sluice_choice *out) {
     e->kind->device_line(e->device, out->device, sizeof out->device);
 }
 
-/* ---- sequences --------------------------------------------------------------------------------
- */
+/* ---- sequences ---------------------------------------------------------------------------- */
 
 static bool is_open(const struct sluice_seq *seq) {
     return seq && seq->is_open;

@@ -17,8 +17,7 @@
 #include "engine/engine.h"
 #include "plan/io.h"
 
-/* ---- who gets which rows ----------------------------------------------------------------------
- */
+/* ---- who gets which rows ------------------------------------------------------------------ */
 
 /* What is left for a step. */
 struct budget {
@@ -122,8 +121,7 @@ static int compose(struct sluice_engine *e, struct budget *used, struct err *err
     return status;
 }
 
-/* ---- IO ---------------------------------------------------------------------------------------
- */
+/* ---- IO ----------------------------------------------------------------------------------- */
 
 /* IO as a plan lays it out. */
 struct io_view {
@@ -246,8 +244,7 @@ static void fill_io(struct sluice_engine *e, struct io_view *v) {
     }
 }
 
-/* ---- the step ---------------------------------------------------------------------------------
- */
+/* ---- the step ----------------------------------------------------------------------------- */
 
 int batch_check_cancel(struct sluice_engine *e, struct err *err) {
     if (!atomic_exchange(&e->cancel, false))
@@ -428,8 +425,7 @@ int batch_step(struct sluice_engine *e, uint32_t *rows, double *seconds, struct 
     return status;
 }
 
-/* ---- bursts -----------------------------------------------------------------------------------
- */
+/* ---- bursts ------------------------------------------------------------------------------- */
 
 /* Whether every waiting sequence generates (one token waits, the next is wanted) and a burst fits.
  */

@@ -26,8 +26,7 @@
 #include "base/size.h"
 #include "engine/cache_parts.h"
 
-/* ---- heaps ------------------------------------------------------------------------------------
- */
+/* ---- heaps -------------------------------------------------------------------------------- */
 
 static void heap_put(struct cache *c, enum cache_heap which, uint32_t at, uint32_t e) {
     c->heaps[which].at[at] = e;
@@ -113,8 +112,7 @@ static void settle(void *user, uint32_t page) {
     }
 }
 
-/* ---- what an entry is worth -------------------------------------------------------------------
- */
+/* ---- what an entry is worth --------------------------------------------------------------- */
 
 /* The longest snapshot after `block` whose tail is a beginning of these tokens, at most `max`;
  * of those in a tier, TIERS: in any. */
@@ -199,8 +197,7 @@ void cache_use(struct cache *c, uint32_t e) {
     }
 }
 
-/* ---- entries ----------------------------------------------------------------------------------
- */
+/* ---- entries ------------------------------------------------------------------------------ */
 
 static struct hash128 hash_of(const struct cache *c, uint32_t parent, const int32_t *tokens,
                               uint32_t n) {
@@ -414,8 +411,7 @@ void cache_restore_page(struct cache *c, uint32_t e, uint32_t page) {
     put_on_device(c, e, page, NO_CELL);
 }
 
-/* ---- who goes ---------------------------------------------------------------------------------
- */
+/* ---- who goes ----------------------------------------------------------------------------- */
 
 static void evict_entry(struct cache *c, uint32_t e) {
     c->n_evicted++;
@@ -489,8 +485,7 @@ void cache_return_cell(struct cache *c, uint32_t cell) {
     c->free_cells[c->n_free_cells++] = cell;
 }
 
-/* ---- finding ----------------------------------------------------------------------------------
- */
+/* ---- finding ------------------------------------------------------------------------------ */
 
 static uint32_t common(const int32_t *a, const int32_t *b, uint32_t n) {
     uint32_t i = 0;
@@ -538,8 +533,7 @@ uint32_t cache_snapshot_before(const struct cache *c, uint32_t block, const int3
     }
 }
 
-/* ---- opening ----------------------------------------------------------------------------------
- */
+/* ---- opening ------------------------------------------------------------------------------ */
 
 bool cache_init(struct cache *c, const struct cache_options *options, struct pages *pages,
                 struct arena *arena) {
@@ -612,8 +606,7 @@ void cache_attach(struct cache *c, const struct cache_lower *lower) {
         disk_tier_scan(lower->disk, add_from_disk, c);
 }
 
-/* ---- invariants -------------------------------------------------------------------------------
- */
+/* ---- invariants --------------------------------------------------------------------------- */
 
 static const char *broken_entry(const struct cache *c, uint32_t e) {
     const struct entry *at = &c->entries[e];

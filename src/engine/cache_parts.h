@@ -4,8 +4,7 @@
 
 #include "engine/cache.h"
 
-/* ---- cache.c ----------------------------------------------------------------------------------
- */
+/* ---- cache.c ------------------------------------------------------------------------------ */
 
 /* Bytes of an entry's page and cell, stored as one object. */
 uint64_t cache_payload_bytes(const struct cache *c, uint32_t e);
@@ -31,8 +30,7 @@ void cache_remove_if_lost(struct cache *c, uint32_t top);
 /* The entry is no longer listed to be written to disk. */
 void cache_forget_due(struct cache *c, uint32_t e);
 
-/* ---- cache_tiers.c ----------------------------------------------------------------------------
- */
+/* ---- cache_tiers.c ------------------------------------------------------------------------ */
 
 /* Before an entry leaves the device: it is copied to the tiers below, if it fits and is worth it.
  */

@@ -4,8 +4,7 @@
 #include "base/size.h"
 #include "engine/cache_parts.h"
 
-/* ---- the tiers below --------------------------------------------------------------------------
- */
+/* ---- the tiers below ---------------------------------------------------------------------- */
 
 /* Makes room for so many bytes in a lower tier: the least useful entries there go. Their bytes may
  * be free only once they are written to disk. */
@@ -115,8 +114,7 @@ void cache_finish_spill(struct cache *c, uint32_t e) {
         spill(c, e, false);
 }
 
-/* ---- ahead of need ----------------------------------------------------------------------------
- */
+/* ---- ahead of need ------------------------------------------------------------------------ */
 
 /* The first entry on the path to e that is not on disk; NO_ENTRY: all are. */
 static uint32_t first_not_on_disk(const struct cache *c, uint32_t e) {

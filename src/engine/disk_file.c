@@ -27,8 +27,7 @@ _Static_assert(sizeof(struct disk_header) == 96, "disk_header");
 
 static const char magic[8] = {'S', 'L', 'U', 'I', 'C', 'E', 'K', 'V'};
 
-/* ---- names ------------------------------------------------------------------------------------
- */
+/* ---- names -------------------------------------------------------------------------------- */
 
 static const char *const endings[DISK_KINDS] = {
     [DISK_BLOCK] = ".block", [DISK_SNAPSHOT] = ".snapshot"};
@@ -90,8 +89,7 @@ bool disk_file_is_folder(const char *name) {
     return parse_hex(name, 16, &high) && parse_hex(name + 16, 16, &low) && name[32] == 0;
 }
 
-/* ---- the format -------------------------------------------------------------------------------
- */
+/* ---- the format --------------------------------------------------------------------------- */
 
 uint64_t disk_file_bytes(uint32_t n_tokens, uint64_t payload) {
     uint64_t head = sizeof(struct disk_header) + (uint64_t)n_tokens * sizeof(int32_t);
@@ -123,8 +121,7 @@ static struct disk_header header_of(struct hash128 identity, const struct disk_m
     return h;
 }
 
-/* ---- writing ----------------------------------------------------------------------------------
- */
+/* ---- writing ------------------------------------------------------------------------------ */
 
 struct writer {
     int fd, why; /* errno */
@@ -211,8 +208,7 @@ int disk_file_write(int folder, struct hash128 identity, const struct disk_meta 
     return status ? w.why : 0;
 }
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading ------------------------------------------------------------------------------ */
 
 int disk_file_open(int folder, const char *name, uint64_t *bytes) {
     struct stat st;

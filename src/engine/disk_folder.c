@@ -17,8 +17,7 @@
 #include "base/size.h"
 #include "engine/disk_inside.h"
 
-/* ---- folders ----------------------------------------------------------------------------------
- */
+/* ---- folders ------------------------------------------------------------------------------ */
 
 static int open_folder(int at, const char *name, int flags) {
     return openat(at, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
@@ -65,8 +64,7 @@ bool disk_stat_file(int folder, const char *name, struct stat *st) {
     return fstatat(folder, name, st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st->st_mode);
 }
 
-/* ---- files that are not ours ------------------------------------------------------------------
- */
+/* ---- files that are not ours -------------------------------------------------------------- */
 
 enum { MAX_OLDEST = 64 };
 

@@ -67,16 +67,14 @@ static inline uint64_t disk_object_bytes(const struct disk_object *o) {
     return disk_file_bytes(o->meta.n_tokens, o->meta.bytes);
 }
 
-/* ---- disk_tier.c, under the lock --------------------------------------------------------------
- */
+/* ---- disk_tier.c, under the lock ---------------------------------------------------------- */
 
 /* The object of a name; DISK_NONE: none. */
 uint32_t disk_find(struct disk_tier *d, const struct disk_meta *m);
 /* The file is gone or was never written: it no longer counts. */
 void disk_lose(struct disk_tier *d, struct disk_object *o);
 
-/* ---- disk_folder.c ----------------------------------------------------------------------------
- */
+/* ---- disk_folder.c ------------------------------------------------------------------------ */
 
 /* Opens our folders, creating what is missing. False and errno on failure. */
 bool disk_open_folders(struct disk_tier *d, int *root, int *own);

@@ -22,8 +22,7 @@
 #include "base/thread.h"
 #include "engine/disk_inside.h"
 
-/* ---- tables, under the lock -------------------------------------------------------------------
- */
+/* ---- tables, under the lock --------------------------------------------------------------- */
 
 static uint32_t *bucket_of(struct disk_tier *d, const struct disk_meta *m) {
     return &d->buckets[(m->hash.low ^ m->position * 2654435761u ^ m->kind) & d->mask];
@@ -81,8 +80,7 @@ void disk_lose(struct disk_tier *d, struct disk_object *o) {
     o->state = LOST;
 }
 
-/* ---- the thread -------------------------------------------------------------------------------
- */
+/* ---- the thread --------------------------------------------------------------------------- */
 
 /* A full disk fails every file: log one line per minute. */
 static bool is_news(struct disk_tier *d) {
@@ -184,8 +182,7 @@ static void *thread_main(void *user) {
     return NULL;
 }
 
-/* ---- open and close ---------------------------------------------------------------------------
- */
+/* ---- open and close ----------------------------------------------------------------------- */
 
 bool disk_reader_init(struct disk_reader *r, uint32_t max_tokens) {
     r->head = calloc((size_t)max_tokens + 1, sizeof *r->head);
@@ -311,8 +308,7 @@ void disk_tier_close(struct disk_tier *d) {
     free(d);
 }
 
-/* ---- what is there ----------------------------------------------------------------------------
- */
+/* ---- what is there ------------------------------------------------------------------------ */
 
 struct found {
     struct disk_meta meta;
@@ -407,8 +403,7 @@ void disk_tier_scan(struct disk_tier *d, disk_scan_fn *fn, void *user) {
     free(c.list);
 }
 
-/* ---- put, get, free ---------------------------------------------------------------------------
- */
+/* ---- put, get, free ----------------------------------------------------------------------- */
 
 uint64_t disk_tier_cost(uint32_t n_tokens, uint64_t bytes) {
     return disk_file_bytes(n_tokens, bytes);
@@ -569,8 +564,7 @@ void disk_tier_free(struct disk_tier *d, uint32_t object) {
     pthread_mutex_unlock(&d->lock);
 }
 
-/* ---- for observers ----------------------------------------------------------------------------
- */
+/* ---- for observers ------------------------------------------------------------------------ */
 
 void disk_tier_flush(struct disk_tier *d) {
     pthread_mutex_lock(&d->lock);

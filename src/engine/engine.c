@@ -22,8 +22,7 @@ enum {
     MAX_THREADS = 1024,
 };
 
-/* ---- options ----------------------------------------------------------------------------------
- */
+/* ---- options ------------------------------------------------------------------------------ */
 
 static int check_range(const char *name, int64_t value, int64_t min, int64_t max, struct err *err) {
     if (value >= min && value <= max)
@@ -97,8 +96,7 @@ static int fill_setup(struct setup *s, const struct sluice_engine_options *o,
     return SLUICE_OK;
 }
 
-/* ---- plans ------------------------------------------------------------------------------------
- */
+/* ---- plans -------------------------------------------------------------------------------- */
 
 static int make_plan(const struct sluice_engine *e, struct plan **out, uint32_t rows,
                      uint32_t n_cells, struct err *err) {
@@ -222,8 +220,7 @@ uint32_t engine_plan_for(const struct sluice_engine *e, uint32_t rows, uint32_t 
     return i;
 }
 
-/* ---- open and close ---------------------------------------------------------------------------
- */
+/* ---- open and close ----------------------------------------------------------------------- */
 
 static int open_backend(struct sluice_engine *e, const struct sluice_engine_options *o,
                         struct err *err) {

@@ -111,8 +111,7 @@ struct sluice_engine {
     uint64_t n_resumed, n_hits, n_reused; /* see struct sluice_counters */
 };
 
-/* ---- engine.c ---------------------------------------------------------------------------------
- */
+/* ---- engine.c ----------------------------------------------------------------------------- */
 
 /* Plans, backend and the memory they will take; nothing is loaded. has_taps: every output row
  * hands out the residual after each layer. *out must be closed also on failure. */
@@ -143,8 +142,7 @@ static inline uint32_t *engine_keeps(const struct sluice_engine *e, uint32_t slo
     return engine_mask(e, slot) + e->mask_words;
 }
 
-/* ---- tiers.c ----------------------------------------------------------------------------------
- */
+/* ---- tiers.c ------------------------------------------------------------------------------ */
 
 /* How large the tiers below the device are, for objects of these sizes. */
 int tiers_plan(struct setup *s, const struct sluice_engine_options *options,
@@ -155,8 +153,7 @@ int tiers_open(struct sluice_engine *e, const struct sluice_engine_options *opti
 /* Writes what is cached to the folder, if there is one. Takes engines that have no tiers. */
 void tiers_close(struct sluice_engine *e);
 
-/* ---- fit.c ------------------------------------------------------------------------------------
- */
+/* ---- fit.c -------------------------------------------------------------------------------- */
 
 /* Bytes that the engine may take on its device: what is free, or what the options allow. */
 int fit_limit(const struct sluice_engine *e, const struct sluice_engine_options *options,
@@ -164,8 +161,7 @@ int fit_limit(const struct sluice_engine *e, const struct sluice_engine_options 
 int fit_check(const struct sluice_engine *e, const struct sluice_engine_options *options,
               struct err *err);
 
-/* ---- batch.c ----------------------------------------------------------------------------------
- */
+/* ---- batch.c ------------------------------------------------------------------------------ */
 
 /* One step; *rows as in sluice_engine_step. seconds (may be NULL): of every op of the plan run,
  * e->last_plan; then the step is timed op by op. */
@@ -182,8 +178,7 @@ int batch_check_cancel(struct sluice_engine *e, struct err *err);
 const float *batch_tap(const struct sluice_engine *e, const struct sluice_seq *seq,
                        uint32_t number);
 
-/* ---- sampler.c --------------------------------------------------------------------------------
- */
+/* ---- sampler.c ---------------------------------------------------------------------------- */
 
 struct io_output;
 struct io_bias;
@@ -192,8 +187,7 @@ int sampler_check(const struct sluice_sampling *s, int32_t n_tokens, struct err 
 /* How the token of an output row is picked; returns how many biases it wrote. */
 uint32_t sampler_fill(const struct sluice_seq *seq, struct io_output *out, struct io_bias *biases);
 
-/* ---- save.c -----------------------------------------------------------------------------------
- */
+/* ---- save.c ------------------------------------------------------------------------------- */
 
 /* Of the model: shapes and types of all weights in order of use, and the first bytes of each. The
  * weights must be loaded. */

@@ -27,8 +27,7 @@ static uint8_t *unit_at(const struct host_tier *h, uint32_t unit) {
     return h->memory + unit * h->unit_bytes;
 }
 
-/* ---- open and close ---------------------------------------------------------------------------
- */
+/* ---- open and close ----------------------------------------------------------------------- */
 
 static uint8_t *reserve(uint64_t bytes) {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
@@ -81,8 +80,7 @@ void host_tier_close(struct host_tier *h) {
     *h = (struct host_tier){0};
 }
 
-/* ---- units ------------------------------------------------------------------------------------
- */
+/* ---- units -------------------------------------------------------------------------------- */
 
 uint64_t host_tier_cost(const struct host_tier *h, uint64_t bytes) {
     return size_times(units_for(h, bytes), h->unit_bytes);
@@ -130,8 +128,7 @@ static struct host_object *living(const struct host_tier *h, uint32_t object) {
     return &h->objects[object];
 }
 
-/* ---- objects ----------------------------------------------------------------------------------
- */
+/* ---- objects ------------------------------------------------------------------------------ */
 
 /* Units of a chain that follow each other in memory: the fewer calls, the faster a device
  * copies. */
@@ -256,8 +253,7 @@ void host_tier_unpin(struct host_tier *h, uint32_t object) {
     pthread_mutex_unlock(&h->lock);
 }
 
-/* ---- the thread -------------------------------------------------------------------------------
- */
+/* ---- the thread --------------------------------------------------------------------------- */
 
 static int fill_object(const struct host_tier *h, uint32_t number, const struct host_job *job) {
     uint64_t n = h->objects[job->object].bytes;
@@ -330,8 +326,7 @@ int host_tier_put_later(struct host_tier *h, uint64_t n, struct host_source from
     return status;
 }
 
-/* ---- filled by others -------------------------------------------------------------------------
- */
+/* ---- filled by others --------------------------------------------------------------------- */
 
 int host_tier_reserve(struct host_tier *h, uint64_t n, uint32_t *object, struct err *err) {
     pthread_mutex_lock(&h->lock);
@@ -431,8 +426,7 @@ bool host_tier_wait_any(struct host_tier *h) {
     return is_any;
 }
 
-/* ---- invariants -------------------------------------------------------------------------------
- */
+/* ---- invariants --------------------------------------------------------------------------- */
 
 /* Marks a chain's units and counts them; HOST_NONE: one was already marked. */
 static uint32_t mark_chain(const struct host_tier *h, uint32_t first, bool *is_seen) {

@@ -6,8 +6,7 @@
 #include "engine/engine.h"
 #include "plan/io.h"
 
-/* ---- defaults ---------------------------------------------------------------------------------
- */
+/* ---- defaults ----------------------------------------------------------------------------- */
 
 /* What files call the parameters: a key of a GGUF file, a member of generation_config.json. */
 static const struct parameter {
@@ -56,8 +55,7 @@ void sampler_defaults(struct sluice_sampling *s, const struct model *m) {
     }
 }
 
-/* ---- limits -----------------------------------------------------------------------------------
- */
+/* ---- limits ------------------------------------------------------------------------------- */
 
 static int check_value(const char *name, float value, float min, float max, struct err *err) {
     if (value >= min && value <= max)
@@ -110,8 +108,7 @@ int sampler_check(const struct sluice_sampling *s, int32_t n_tokens, struct err 
     return check_biases(s, n_tokens, err);
 }
 
-/* ---- a step -----------------------------------------------------------------------------------
- */
+/* ---- a step ------------------------------------------------------------------------------- */
 
 uint32_t sampler_fill(const struct sluice_seq *seq, struct io_output *out, struct io_bias *biases) {
     const struct sluice_sampling *s = &seq->sampling;

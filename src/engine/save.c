@@ -85,8 +85,7 @@ uint64_t save_fingerprint(const struct sluice_engine *e) {
     return hash64_end(&h);
 }
 
-/* ---- writing ----------------------------------------------------------------------------------
- */
+/* ---- writing ------------------------------------------------------------------------------ */
 
 struct writer {
     const struct state *state;
@@ -162,8 +161,7 @@ int save_write(const struct sluice_seq *seq, const char *path, struct err *err) 
     return status;
 }
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading ------------------------------------------------------------------------------ */
 
 static int damaged(const char *path, const char *how, struct err *err) {
     return err_set(err, SLUICE_ERR_FORMAT, "%s: the saved sequence %s", path, how);

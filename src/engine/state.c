@@ -28,8 +28,7 @@
 #include "engine/state_parts.h"
 #include "plan/build.h"
 
-/* ---- the layout -------------------------------------------------------------------------------
- */
+/* ---- the layout --------------------------------------------------------------------------- */
 
 static struct piece piece_of(const struct operand *o) {
     if (o->n_dims == 0)
@@ -73,8 +72,7 @@ int state_layout_of(struct state_layout *l, const struct plan *plan, struct aren
     return SLUICE_OK;
 }
 
-/* ---- moving contents --------------------------------------------------------------------------
- */
+/* ---- moving contents ---------------------------------------------------------------------- */
 
 /* Copies n pieces of item `from` to item `to`; NO_CELL: zeros. */
 static int copy_pieces(const struct state *st, const struct piece *list, uint32_t n, uint32_t to,
@@ -123,8 +121,7 @@ int state_write_counts(struct state *st, uint32_t slot, uint32_t n, struct err *
                                  st->layout.counts.bytes, st->counts, err);
 }
 
-/* ---- tables -----------------------------------------------------------------------------------
- */
+/* ---- tables ------------------------------------------------------------------------------- */
 
 static bool make_slot(struct state *st, struct slot *s, struct arena *arena) {
     s->tokens = arena_array(arena, st->options.context, sizeof *s->tokens);
@@ -175,8 +172,7 @@ int state_init(struct state *st, const struct state_options *options, struct are
     return is_made ? SLUICE_OK : err_memory(err, "the tables of sequences");
 }
 
-/* ---- pages ------------------------------------------------------------------------------------
- */
+/* ---- pages -------------------------------------------------------------------------------- */
 
 void state_drop_pages(struct state *st, uint32_t slot, uint32_t n) {
     struct slot *s = &st->slots[slot];
@@ -248,8 +244,7 @@ int state_out_of_pages(const struct state *st, struct err *err) {
                    st->pages.n);
 }
 
-/* ---- what the cache gets ----------------------------------------------------------------------
- */
+/* ---- what the cache gets ------------------------------------------------------------------ */
 
 /* Full pages become blocks of the cache. */
 static int enter_blocks(struct state *st, uint32_t slot, struct err *err) {
@@ -390,8 +385,7 @@ void state_return_cell(struct state *st, uint32_t cell) {
         cache_return_cell(&st->cache, cell);
 }
 
-/* ---- a slot's life ----------------------------------------------------------------------------
- */
+/* ---- a slot's life ------------------------------------------------------------------------ */
 
 int state_open(struct state *st, uint32_t *slot, struct err *err) {
     uint32_t i = 0;
@@ -517,8 +511,7 @@ int state_mark(struct state *st, uint32_t slot, uint32_t n, struct err *err) {
     return SLUICE_OK;
 }
 
-/* ---- fork -------------------------------------------------------------------------------------
- */
+/* ---- fork --------------------------------------------------------------------------------- */
 
 /* Shares all pages, also a partly filled one: the old slot goes on writing after what the new one
  * reads, and the new one copies the page before it writes. */
@@ -557,8 +550,7 @@ int state_fork(struct state *st, uint32_t from, uint32_t *to, struct err *err) {
     return SLUICE_OK;
 }
 
-/* ---- rewind -----------------------------------------------------------------------------------
- */
+/* ---- rewind ------------------------------------------------------------------------------- */
 
 int state_restore(struct state *st, uint32_t slot, uint32_t snapshot, bool *is_found,
                   struct err *err) {
@@ -629,8 +621,7 @@ int state_undo(struct state *st, uint32_t slot, struct err *err) {
     return status ? status : state_write_table(st, slot, 0, err);
 }
 
-/* ---- save and load ----------------------------------------------------------------------------
- */
+/* ---- save and load ------------------------------------------------------------------------ */
 
 int state_adopt(struct state *st, uint32_t slot, uint32_t length, struct err *err) {
     struct slot *s = &st->slots[slot];
@@ -661,8 +652,7 @@ uint64_t state_stretch_bytes(const struct state *st, uint32_t length) {
     return st->layout.recurrent_bytes + pages_for(length) * st->layout.page_bytes;
 }
 
-/* ---- invariants -------------------------------------------------------------------------------
- */
+/* ---- invariants --------------------------------------------------------------------------- */
 
 static const char *broken_slot(const struct state *st, uint32_t slot) {
     const struct slot *s = &st->slots[slot];

@@ -54,8 +54,7 @@ void expr_push(struct builder *b, struct expr_list *list, const struct expr *e) 
     list->at[list->n++] = e;
 }
 
-/* ---- leaves -----------------------------------------------------------------------------------
- */
+/* ---- leaves ------------------------------------------------------------------------------- */
 
 const struct expr *expr_never(struct builder *b) {
     (void)b;
@@ -162,8 +161,7 @@ const struct expr *expr_rule(struct builder *b, uint32_t rule) {
     return e;
 }
 
-/* ---- what is made of others -------------------------------------------------------------------
- */
+/* ---- what is made of others --------------------------------------------------------------- */
 
 static const struct expr *of_parts(struct builder *b, enum expr_kind kind,
                                    const struct expr_list *list) {
@@ -245,8 +243,7 @@ const struct expr *expr_optional(struct builder *b, const struct expr *e) {
     return expr_repeat(b, e, 0, 1);
 }
 
-/* ---- rules ------------------------------------------------------------------------------------
- */
+/* ---- rules -------------------------------------------------------------------------------- */
 
 uint32_t builder_rule(struct builder *b, struct str name) {
     if (b->n_rules == b->rule_capacity) {

@@ -43,8 +43,7 @@ static const char *found_here(const struct parser *p) {
     return text;
 }
 
-/* ---- blanks and names -------------------------------------------------------------------------
- */
+/* ---- blanks and names --------------------------------------------------------------------- */
 
 static bool is_at(const struct parser *p, char c) {
     return p->at < p->end && *p->at == c;
@@ -110,8 +109,7 @@ static uint32_t find_rule(struct parser *p, struct str name) {
     return rule;
 }
 
-/* ---- characters -------------------------------------------------------------------------------
- */
+/* ---- characters --------------------------------------------------------------------------- */
 
 static bool read_hex(struct parser *p, int n, uint32_t *out) {
     *out = 0;
@@ -220,8 +218,7 @@ static const struct expr *read_class(struct parser *p) {
     return e;
 }
 
-/* ---- expressions ------------------------------------------------------------------------------
- */
+/* ---- expressions -------------------------------------------------------------------------- */
 
 static const struct expr *read_choice(struct parser *p);
 
@@ -325,8 +322,7 @@ static const struct expr *read_choice(struct parser *p) {
     return expr_choice(p->b, &choices);
 }
 
-/* ---- rules ------------------------------------------------------------------------------------
- */
+/* ---- rules -------------------------------------------------------------------------------- */
 
 static void read_rule(struct parser *p) {
     if (!is_rule(p)) {

@@ -44,8 +44,7 @@ void grammar_close(struct grammar *g); /* takes NULL */
 /* About how many bytes it takes, with its cached masks, which grow with use. */
 size_t grammar_bytes(const struct grammar *g);
 
-/* ---- the vocabulary ---------------------------------------------------------------------------
- */
+/* ---- the vocabulary ----------------------------------------------------------------------- */
 
 struct token_texts;
 
@@ -54,8 +53,7 @@ struct token_texts;
 int token_texts_open(struct token_texts **out, const sluice_model *model, struct err *err);
 void token_texts_close(struct token_texts *t); /* takes NULL */
 
-/* ---- an answer --------------------------------------------------------------------------------
- */
+/* ---- an answer ---------------------------------------------------------------------------- */
 
 struct matcher;
 

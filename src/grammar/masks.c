@@ -106,8 +106,7 @@ struct masks {
     uint32_t edge_capacity;
 };
 
-/* ---- classes of bytes -------------------------------------------------------------------------
- */
+/* ---- classes of bytes --------------------------------------------------------------------- */
 
 /* Splits byte classes into those inside and outside the set. */
 static uint32_t split_classes(uint8_t classes[256], const struct byte_set *set) {
@@ -135,8 +134,7 @@ static void find_classes(const struct program *p, uint8_t classes[256]) {
         n = split_classes(classes, &p->sets[i]);
 }
 
-/* ---- open and close ---------------------------------------------------------------------------
- */
+/* ---- open and close ----------------------------------------------------------------------- */
 
 /* Bytes of the large tables. */
 static void count_bytes(struct masks *m) {
@@ -234,8 +232,7 @@ void masks_close(struct masks *m) {
     free(m);
 }
 
-/* ---- states -----------------------------------------------------------------------------------
- */
+/* ---- states ------------------------------------------------------------------------------- */
 
 static bool grow_states(struct masks *m) {
     if (m->n_states < m->state_capacity)
@@ -313,8 +310,7 @@ static uint32_t next_of(struct masks *m, uint32_t state, uint8_t byte) {
     return next != UNKNOWN ? next : find_next(m, state, byte);
 }
 
-/* ---- plain characters -------------------------------------------------------------------------
- */
+/* ---- plain characters --------------------------------------------------------------------- */
 
 /* Of two places: the same, or MIXED. */
 static uint32_t both(uint32_t a, uint32_t b) {
@@ -441,8 +437,7 @@ static bool reads_plain(struct masks *m, uint32_t state, uint32_t n) {
     return count_plain(m, state, n, &end) == n;
 }
 
-/* ---- the walk ---------------------------------------------------------------------------------
- */
+/* ---- the walk ----------------------------------------------------------------------------- */
 
 static void find_tokens(struct masks *m, uint32_t from, uint32_t to) {
     memcpy(m->found + m->n_found, m->t->sorted + from, (to - from) * sizeof *m->found);
@@ -544,8 +539,7 @@ static void walk(struct masks *m, struct walk w) {
     nodes_work(&m->nodes, visits / VISITS_A_STEP);
 }
 
-/* ---- parts ------------------------------------------------------------------------------------
- */
+/* ---- parts -------------------------------------------------------------------------------- */
 
 /* Where the part after another one is, or goes. */
 static uint32_t *part_slot(const struct masks *m, uint32_t from, uint32_t via) {
@@ -729,8 +723,7 @@ static uint32_t join_parts(struct masks *m, uint32_t a, uint32_t b) {
     return is_a ? a : is_b ? b : both;
 }
 
-/* ---- masks ------------------------------------------------------------------------------------
- */
+/* ---- masks -------------------------------------------------------------------------------- */
 
 static void add_to_mask(struct masks *m, struct part *part, uint32_t *mask) {
     if (part->mask == m->n_masks)

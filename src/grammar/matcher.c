@@ -45,8 +45,7 @@ struct matcher {
     struct matcher_budget *budget, own;
 };
 
-/* ---- grammars ---------------------------------------------------------------------------------
- */
+/* ---- grammars ----------------------------------------------------------------------------- */
 
 int grammar_compile(struct grammar **out, struct builder *b, uint32_t root, struct err *err) {
     struct grammar *g = calloc(1, sizeof *g);
@@ -118,8 +117,7 @@ static int masks_for(const struct grammar *shared, const struct token_texts *t, 
     return status;
 }
 
-/* ---- matchers ---------------------------------------------------------------------------------
- */
+/* ---- matchers ----------------------------------------------------------------------------- */
 
 enum { FIRST_COLLECT = 4096 };
 

@@ -33,8 +33,7 @@ static bool skip_if(struct regex *r, char c) {
     return true;
 }
 
-/* ---- classes ----------------------------------------------------------------------------------
- */
+/* ---- classes ------------------------------------------------------------------------------ */
 
 struct ranges {
     struct char_range at[MAX_RANGES];
@@ -197,8 +196,7 @@ static struct piece read_class(struct regex *r) {
     return class_piece(r, &set, is_negated);
 }
 
-/* ---- expressions ------------------------------------------------------------------------------
- */
+/* ---- expressions -------------------------------------------------------------------------- */
 
 static uint64_t times(uint64_t a, uint64_t b) {
     uint64_t product = a < UINT32_MAX && b < UINT32_MAX ? a * b : UINT32_MAX;

@@ -30,8 +30,7 @@ struct compiler {
     bool is_out_of_memory, is_too_large;
 };
 
-/* ---- facts about rules ------------------------------------------------------------------------
- */
+/* ---- facts about rules -------------------------------------------------------------------- */
 
 static bool is_nullable(struct compiler *c, const struct expr *e) {
     c->work++;
@@ -94,8 +93,7 @@ static int find_facts(struct compiler *c, struct err *err) {
     return SLUICE_OK;
 }
 
-/* ---- left recursion ---------------------------------------------------------------------------
- */
+/* ---- left recursion ----------------------------------------------------------------------- */
 
 /* A list of rules that each rule may call before it reads a byte. */
 struct edges {
@@ -197,8 +195,7 @@ static int refuse_left_recursion(struct compiler *c, struct err *err) {
     return status;
 }
 
-/* ---- instructions -----------------------------------------------------------------------------
- */
+/* ---- instructions ------------------------------------------------------------------------- */
 
 static void *grow(struct compiler *c, void *at, uint32_t n, uint32_t *capacity, size_t size) {
     if (n < *capacity)
@@ -258,8 +255,7 @@ static uint32_t emit_bytes(struct compiler *c, struct str s, uint32_t next) {
     return next;
 }
 
-/* ---- classes ----------------------------------------------------------------------------------
- */
+/* ---- classes ------------------------------------------------------------------------------ */
 
 /* Characters of one length whose bytes vary independently of each other. */
 struct product {
@@ -383,8 +379,7 @@ static uint32_t emit_class(struct compiler *c, const struct expr *e, uint32_t ne
     return w.entry;
 }
 
-/* ---- choices ----------------------------------------------------------------------------------
- */
+/* ---- choices ------------------------------------------------------------------------------ */
 
 static int compare_texts(const void *a, const void *b) {
     const struct str *x = a, *y = b;
@@ -445,8 +440,7 @@ static uint32_t emit_choice(struct compiler *c, const struct expr *e, uint32_t n
     return pc;
 }
 
-/* ---- repetitions ------------------------------------------------------------------------------
- */
+/* ---- repetitions -------------------------------------------------------------------------- */
 
 /* Rounds to unroll: the maximum, or the minimum where there is no maximum. */
 static uint32_t rounds_of(const struct expr *e) {
@@ -512,8 +506,7 @@ static uint32_t emit_repeat(struct compiler *c, const struct expr *e, uint32_t n
     return pc;
 }
 
-/* ---- rules ------------------------------------------------------------------------------------
- */
+/* ---- rules -------------------------------------------------------------------------------- */
 
 static bool has_rules(const struct expr *e) {
     if (e->kind == EXPR_RULE)
@@ -596,8 +589,7 @@ static void emit_rules(struct compiler *c, uint32_t root) {
     }
 }
 
-/* ---- compile ----------------------------------------------------------------------------------
- */
+/* ---- compile ------------------------------------------------------------------------------ */
 
 static int check_rules(const struct builder *b, struct err *err) {
     if (b->is_out_of_memory)

@@ -26,8 +26,7 @@ struct ref {
 static const struct expr *compile(struct schema *s, const json_t *schema);
 static const struct expr *compile_flat(struct schema *s, const json_t *flat);
 
-/* ---- failures and places ----------------------------------------------------------------------
- */
+/* ---- failures and places ------------------------------------------------------------------ */
 
 const struct expr *schema_fail(struct schema *s, int code, const char *format, ...) {
     char text[300];
@@ -52,8 +51,7 @@ static void leave(struct schema *s, size_t n) {
     s->path[n] = 0;
 }
 
-/* ---- keywords ---------------------------------------------------------------------------------
- */
+/* ---- keywords ----------------------------------------------------------------------------- */
 
 static bool is_any(const char *key, const char *const *names) {
     for (; *names; names++)
@@ -119,8 +117,7 @@ bool schema_count(struct schema *s, const json_t *flat, const char *key, uint32_
     return true;
 }
 
-/* ---- small parts ------------------------------------------------------------------------------
- */
+/* ---- small parts -------------------------------------------------------------------------- */
 
 /* One rule for all: it is by far the longest part between two values. */
 static const struct expr *indent(struct schema *s) {
@@ -165,8 +162,7 @@ static const struct expr *as_rule(struct schema *s, const struct expr *e) {
     return expr_rule(s->b, rule);
 }
 
-/* ---- any value --------------------------------------------------------------------------------
- */
+/* ---- any value ---------------------------------------------------------------------------- */
 
 static const struct expr *listed(struct schema *s, const char *open, const struct expr *e,
                                  const char *close) {
@@ -200,8 +196,7 @@ static const struct expr *any_value(struct schema *s) {
     return value;
 }
 
-/* ---- values that are listed -------------------------------------------------------------------
- */
+/* ---- values that are listed --------------------------------------------------------------- */
 
 static const struct expr *literal(struct schema *s, const json_t *value);
 
@@ -292,8 +287,7 @@ static const struct expr *write_values(struct schema *s, const json_t *flat, con
     return expr_choice(s->b, &list);
 }
 
-/* ---- arrays -----------------------------------------------------------------------------------
- */
+/* ---- arrays ------------------------------------------------------------------------------- */
 
 struct items {
     const json_t *prefix; /* an array, or NULL */
@@ -368,8 +362,7 @@ static const struct expr *write_array(struct schema *s, const json_t *flat) {
                        expr_triple(b, open, blank(s), tail));
 }
 
-/* ---- objects ----------------------------------------------------------------------------------
- */
+/* ---- objects ------------------------------------------------------------------------------ */
 
 struct members {
     uint32_t n;
@@ -546,8 +539,7 @@ static const struct expr *write_object(struct schema *s, const json_t *flat) {
     return check_counts(s, &m, n_required) ? write_listed(s, &m) : expr_never(s->b);
 }
 
-/* ---- choices ----------------------------------------------------------------------------------
- */
+/* ---- choices ------------------------------------------------------------------------------ */
 
 /* With oneOf a value must be valid for exactly one: what is generated for one must be invalid for
  * the others. */
@@ -590,8 +582,7 @@ static const struct expr *write_choices(struct schema *s, const json_t *flat, co
     return expr_choice(s->b, &list);
 }
 
-/* ---- schemas ----------------------------------------------------------------------------------
- */
+/* ---- schemas ------------------------------------------------------------------------------ */
 
 /* For a schema without a type: the types its keywords apply to; all if there are none. */
 static unsigned guess_types(const json_t *flat) {
@@ -739,8 +730,7 @@ static const struct expr *compile(struct schema *s, const json_t *schema) {
     return e;
 }
 
-/* ---- grammars ---------------------------------------------------------------------------------
- */
+/* ---- grammars ----------------------------------------------------------------------------- */
 
 int grammar_of_schema(struct grammar **out, const json_t *schema, struct err *err) {
     struct builder b;

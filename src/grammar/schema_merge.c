@@ -7,8 +7,7 @@
 
 enum { MAX_DEPTH = 64, MAX_MERGED = 40000, MAX_WORK = 4 * 1000 * 1000 };
 
-/* ---- schemas made on the way ------------------------------------------------------------------
- */
+/* ---- schemas made on the way -------------------------------------------------------------- */
 
 /* Takes the reference. NULL (out of memory) and too many schemas are a failure and give {}. */
 static json_t *keep(struct schema *s, json_t *made) {
@@ -43,8 +42,7 @@ bool schema_work(struct schema *s, uint64_t n) {
     return s->work <= MAX_WORK;
 }
 
-/* ---- references -------------------------------------------------------------------------------
- */
+/* ---- references --------------------------------------------------------------------------- */
 
 /* A step of a JSON pointer: "~1" is a slash, "~0" a tilde, "%22" a byte. */
 static bool unescape(const char *from, size_t n, char *to, size_t capacity) {
@@ -96,8 +94,7 @@ const json_t *schema_resolve(struct schema *s, const char *ref) {
     return at;
 }
 
-/* ---- types ------------------------------------------------------------------------------------
- */
+/* ---- types -------------------------------------------------------------------------------- */
 
 static unsigned type_of_name(const char *name) {
     static const struct {
@@ -169,8 +166,7 @@ static json_t *write_types(unsigned types) {
     return list;
 }
 
-/* ---- values -----------------------------------------------------------------------------------
- */
+/* ---- values ------------------------------------------------------------------------------- */
 
 /* As JSON Schema compares: 1 and 1.0 are equal. */
 static bool same_value(const json_t *a, const json_t *b) {
@@ -225,8 +221,7 @@ bool schema_value_fits(struct schema *s, const json_t *flat, const json_t *value
            (n >= limit(flat, "minProperties", 0) && n <= limit(flat, "maxProperties", inf));
 }
 
-/* ---- merging ----------------------------------------------------------------------------------
- */
+/* ---- merging ------------------------------------------------------------------------------ */
 
 static json_t *all_of(const json_t *a, const json_t *b) {
     if (json_is_true(a) || json_equal(a, b))
@@ -468,8 +463,7 @@ const json_t *schema_flatten(struct schema *s, const json_t *schema) {
     return flat;
 }
 
-/* ---- when two exclude each other --------------------------------------------------------------
- */
+/* ---- when two exclude each other ---------------------------------------------------------- */
 
 const json_t *schema_required(struct schema *s, const json_t *flat) {
     json_t *names = keep(s, json_object());

@@ -14,8 +14,7 @@
 enum { MAX_DIGITS = 18, MAX_LISTED = 1000, MAX_FRACTION = 17 };
 #define MAX_WHOLE UINT64_C(999999999999999999)
 
-/* ---- integers ---------------------------------------------------------------------------------
- */
+/* ---- integers ----------------------------------------------------------------------------- */
 
 static const struct expr *digits(struct builder *b, char first, char last) {
     return first > last
@@ -92,8 +91,7 @@ static const struct expr *integers(struct builder *b, uint64_t low, uint64_t hig
     return expr_choice(b, &list);
 }
 
-/* ---- limits -----------------------------------------------------------------------------------
- */
+/* ---- limits ------------------------------------------------------------------------------- */
 
 /* A limit: magnitude and sign. */
 struct decimal {
@@ -182,8 +180,7 @@ static bool read_limit(struct schema *s, const json_t *flat, const char *key, bo
     return true;
 }
 
-/* ---- fractions --------------------------------------------------------------------------------
- */
+/* ---- fractions ---------------------------------------------------------------------------- */
 
 struct fractions {
     struct builder *b;
@@ -266,8 +263,7 @@ static const struct expr *sizes(struct builder *b, const struct decimal *low,
     return expr_choice(b, &list);
 }
 
-/* ---- both signs -------------------------------------------------------------------------------
- */
+/* ---- both signs --------------------------------------------------------------------------- */
 
 /* The smallest and the largest integer of a side; false: there is none. */
 static uint64_t min_whole(const struct decimal *d) {
@@ -307,8 +303,7 @@ static const struct expr *between(struct builder *b, const struct decimal *low,
     return expr_choice(b, &list);
 }
 
-/* ---- multiples --------------------------------------------------------------------------------
- */
+/* ---- multiples ---------------------------------------------------------------------------- */
 
 /* Of 10, 100 ... : zeros at the end; of 2 and 5: the last digit. */
 static const struct expr *open_multiples(struct schema *s, json_int_t by) {
@@ -377,8 +372,7 @@ static const struct expr *multiples(struct schema *s, const json_t *by, const st
     return expr_choice(b, &list);
 }
 
-/* ---- numbers ----------------------------------------------------------------------------------
- */
+/* ---- numbers ------------------------------------------------------------------------------ */
 
 static const struct expr *any_number(struct builder *b, bool is_integer) {
     const struct expr *sign = expr_optional(b, expr_text(b, "-"));

@@ -4,8 +4,7 @@
 
 #include "grammar/schema.h"
 
-/* ---- characters -------------------------------------------------------------------------------
- */
+/* ---- characters --------------------------------------------------------------------------- */
 
 static const struct char_range escaped[] = {{0, 0x1F}, {'"', '"'}, {'\\', '\\'}};
 
@@ -146,8 +145,7 @@ const struct expr *text_literal(struct builder *b, struct str text) {
     return expr_bytes(b, joined);
 }
 
-/* ---- other keys -------------------------------------------------------------------------------
- */
+/* ---- other keys --------------------------------------------------------------------------- */
 
 static int compare_keys(const void *a, const void *b) {
     const struct str *x = a, *y = b;
@@ -214,8 +212,7 @@ const struct expr *text_other_key(struct schema *s, const struct str *keys, uint
     return expr_pair(s->b, expr_text(s->b, "\""), other_from(s, sorted, n, 0));
 }
 
-/* ---- strings by their keywords ----------------------------------------------------------------
- */
+/* ---- strings by their keywords ------------------------------------------------------------ */
 
 const struct expr *text_of(struct schema *s, const json_t *flat) {
     struct builder *b = s->b;

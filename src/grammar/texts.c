@@ -10,8 +10,7 @@
 /* Longer texts are left out: tokens of that length are runs of blanks and the like. */
 enum { MAX_DEPTH = 1024 };
 
-/* ---- the tokens in order ----------------------------------------------------------------------
- */
+/* ---- the tokens in order ------------------------------------------------------------------ */
 
 static int compare_texts(const void *a, const void *b, void *user) {
     const struct str *texts = user;
@@ -52,8 +51,7 @@ static uint32_t sort_tokens(struct token_texts *t) {
     return n;
 }
 
-/* ---- plain characters -------------------------------------------------------------------------
- */
+/* ---- plain characters --------------------------------------------------------------------- */
 
 uint32_t text_plain_begin(uint8_t byte, uint8_t *low, uint8_t *high) {
     *low = byte == 0xE0 ? 0xA0 : byte == 0xF0 ? 0x90 : 0x80;
@@ -137,8 +135,7 @@ static uint32_t list_char_nodes(struct token_texts *t, uint32_t *out) {
     return n;
 }
 
-/* ---- nodes ------------------------------------------------------------------------------------
- */
+/* ---- nodes -------------------------------------------------------------------------------- */
 
 static size_t common_bytes(struct str a, struct str b) {
     size_t n = 0;
@@ -238,8 +235,7 @@ int token_texts_make(struct token_texts **out, const struct str *texts, int32_t 
     return status;
 }
 
-/* ---- of a model -------------------------------------------------------------------------------
- */
+/* ---- of a model --------------------------------------------------------------------------- */
 
 int token_texts_open(struct token_texts **out, const sluice_model *model, struct err *err) {
     struct sluice_facts facts;

@@ -62,8 +62,7 @@ static bool grow(struct nodes *nodes, void *at, uint32_t n, uint32_t *capacity, 
     return true;
 }
 
-/* ---- nodes ------------------------------------------------------------------------------------
- */
+/* ---- nodes -------------------------------------------------------------------------------- */
 
 bool nodes_begin(struct nodes *nodes) {
     *nodes = (struct nodes){.n = 1, .capacity = 64, .edge_capacity = 64, .n_slots = 256};
@@ -206,8 +205,7 @@ bool nodes_collect(struct nodes *nodes, struct thread *threads, uint32_t n) {
     return true;
 }
 
-/* ---- sets -------------------------------------------------------------------------------------
- */
+/* ---- sets --------------------------------------------------------------------------------- */
 
 bool thread_set_begin(struct thread_set *s) {
     *s = (struct thread_set){.capacity = 64,
@@ -299,8 +297,7 @@ static bool visit(struct thread_set *s, struct nodes *nodes, uint32_t pc, uint32
     return true;
 }
 
-/* ---- fresh nodes ------------------------------------------------------------------------------
- */
+/* ---- fresh nodes -------------------------------------------------------------------------- */
 
 /* The fresh node of a rule (by its first instruction) or of a loop (by its own); NONE: a fault. */
 static uint32_t fresh_of(struct thread_set *s, struct nodes *nodes, uint32_t pc, bool is_loop) {
@@ -326,8 +323,7 @@ static bool add_edge(struct thread_set *s, struct nodes *nodes, uint32_t fresh, 
     return true;
 }
 
-/* ---- settling ---------------------------------------------------------------------------------
- */
+/* ---- settling ----------------------------------------------------------------------------- */
 
 /* A caller of a rule already found to be empty continues at once. */
 static bool enter_rule(struct thread_set *s, struct nodes *nodes, const struct inst *call,
@@ -449,8 +445,7 @@ bool thread_set_step(struct thread_set *s, const struct program *p, struct nodes
            thread_set_add(s, p, nodes, p->insts[t.pc].next, t.node);
 }
 
-/* ---- finishing --------------------------------------------------------------------------------
- */
+/* ---- finishing ---------------------------------------------------------------------------- */
 
 /* Of a fresh one whose edges lead to nodes. */
 static bool finish_fresh(struct thread_set *s, struct nodes *nodes, struct fresh *fresh) {

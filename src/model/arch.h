@@ -56,8 +56,7 @@ enum { ARCH_LIST = 512 };
 const char *arch_names(char out[ARCH_LIST]);
 const char *arch_model_types(char out[ARCH_LIST]);
 
-/* ---- tensors ----------------------------------------------------------------------------------
- */
+/* ---- tensors ------------------------------------------------------------------------------ */
 
 /* By name; `block` below 0: no "blk.N." before it. A missing tensor is an error unless it may be
  * absent, a wrong shape always. */
@@ -72,8 +71,7 @@ int bind_vector(struct model *m, int block, const char *name, uint32_t n, uint32
 /* Once all are bound: refuses a file with tensors of layers that the model would run without. */
 int bind_check_leftovers(struct model *m, struct err *err);
 
-/* ---- ops --------------------------------------------------------------------------------------
- */
+/* ---- ops ---------------------------------------------------------------------------------- */
 
 /* PROJECTs whose input is the residual, with a norm before it, or whose output is added to it. The
  * caller fills in the rest: n_segments, segments and out, or the prologue and its operands. */
@@ -88,8 +86,7 @@ int emit_attention(const struct emit *e, uint32_t layer, bool is_gated);
 int emit_dense(const struct emit *e, uint32_t layer);
 int emit_experts(const struct emit *e, uint32_t layer);
 
-/* ---- hub folders ------------------------------------------------------------------------------
- */
+/* ---- hub folders -------------------------------------------------------------------------- */
 
 /* Values of config.json. A count is a whole number within [1, max]. *out: if not 0 before the call,
  * the default. */

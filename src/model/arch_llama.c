@@ -68,8 +68,7 @@ static int emit_layer(const struct emit *e, uint32_t layer) {
     return status ? status : emit_dense(e, layer);
 }
 
-/* ---- hub folders ------------------------------------------------------------------------------
- */
+/* ---- hub folders -------------------------------------------------------------------------- */
 
 static void hub_keys(struct hub_keys *k) {
     hub_copy_count(k, "intermediate_size", "feed_forward_length");

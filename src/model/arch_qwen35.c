@@ -105,8 +105,7 @@ static int config(struct model *m, struct err *err) {
     return status;
 }
 
-/* ---- tensors ----------------------------------------------------------------------------------
- */
+/* ---- tensors ------------------------------------------------------------------------------ */
 
 static int bind_delta(struct model *m, int i, struct layer *l, struct err *err) {
     const struct config *c = &m->config;
@@ -188,8 +187,7 @@ static int bind(struct model *m, struct err *err) {
     return SLUICE_OK;
 }
 
-/* ---- ops --------------------------------------------------------------------------------------
- */
+/* ---- ops ---------------------------------------------------------------------------------- */
 
 /* What goes into the delta rule: qkv, z, beta, alpha, side by side in a row. */
 struct delta_columns {
@@ -279,8 +277,7 @@ static int emit_layer(const struct emit *e, uint32_t layer) {
     return status;
 }
 
-/* ---- hub folders ------------------------------------------------------------------------------
- */
+/* ---- hub folders -------------------------------------------------------------------------- */
 
 static int refuse_unsupported(const struct hub *h, struct err *err) {
     int status;

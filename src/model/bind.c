@@ -74,8 +74,7 @@ static int expect(const struct model *m, int block, const char *name, const uint
     return 1;
 }
 
-/* ---- tensors made at load ---------------------------------------------------------------------
- */
+/* ---- tensors made at load ----------------------------------------------------------------- */
 
 static void fill_from_file(const struct made_weight *w, void *out) {
     const struct tensor *t = w->from;
@@ -196,8 +195,7 @@ int bind_matrices(struct model *m, int block, const char *name, uint32_t k, uint
     return bind_planes(m, block, name, (uint32_t[4]){k, n, e}, flags, out, err);
 }
 
-/* ---- tensors that nothing asked for -----------------------------------------------------------
- */
+/* ---- tensors that nothing asked for ------------------------------------------------------- */
 
 /* Blocks after the last layer: only draft blocks may be left out, also those that no key counts. */
 static void find_drafts(const struct model *m, bool is_draft[MAX_LAYERS]) {

@@ -185,8 +185,7 @@ int config_read(struct config *c, const struct gguf *keys, struct err *err) {
     return read_rope(c, keys, err);
 }
 
-/* ---- rotary frequencies -----------------------------------------------------------------------
- */
+/* ---- rotary frequencies ------------------------------------------------------------------- */
 
 /* The pair at which a wave rotates n times over the original context. */
 static double pair_of_rotations(const struct rope *r, double n) {

@@ -45,8 +45,7 @@ static const struct tensor *take(struct binder *b, const char *name) {
     return &b->hub->folder->weights->tensors[i];
 }
 
-/* ---- shapes -----------------------------------------------------------------------------------
- */
+/* ---- shapes ------------------------------------------------------------------------------- */
 
 /* How many items a reordering permutes: rows, or values of a vector or of a row. */
 static uint64_t ordered_places(const struct hub_tensor *t) {
@@ -115,8 +114,7 @@ static int set_dims(struct binder *b, struct hub_tensor *t, const struct tensor 
     return SLUICE_OK;
 }
 
-/* ---- binding ----------------------------------------------------------------------------------
- */
+/* ---- binding ------------------------------------------------------------------------------ */
 
 static struct hub_tensor *new_tensor(struct binder *b, const char *name) {
     CHECK(b->hub->n_tensors < b->capacity);
@@ -323,8 +321,7 @@ void hub_close(struct hub *hub) {
     free(hub);
 }
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading ------------------------------------------------------------------------------ */
 
 /* Which place of the source goes to place `at` of n. */
 static uint64_t source_place(const struct hub *h, enum hub_order order, uint64_t at, uint64_t n) {

@@ -9,8 +9,7 @@
 
 #define PI 3.14159265358979323846
 
-/* ---- values of config.json --------------------------------------------------------------------
- */
+/* ---- values of config.json ---------------------------------------------------------------- */
 
 /* A value as it is in the file, for messages; a long one only by its beginning. */
 static const char *found(const json_t *v, char out[40]) {
@@ -85,8 +84,7 @@ static int read_theta(const struct hub *h, double *out, struct err *err) {
     return status ? status : hub_number(h, hub_rope(h), "rope_theta", root, out, err);
 }
 
-/* ---- what the engine can't do -----------------------------------------------------------------
- */
+/* ---- what the engine can't do ------------------------------------------------------------- */
 
 int hub_refuse_text(const struct hub *h, const char *name, const char *expected, struct err *err) {
     const char *v = json_string_value(json_object_get(h->folder->config, name));
@@ -164,8 +162,7 @@ static int refuse_unsupported(const struct hub *h, struct err *err) {
     return status;
 }
 
-/* ---- dimensions -------------------------------------------------------------------------------
- */
+/* ---- dimensions --------------------------------------------------------------------------- */
 
 static int find_arch(struct hub *h, struct err *err) {
     const char *type = json_string_value(json_object_get(h->folder->config, "model_type"));
@@ -198,8 +195,7 @@ int hub_read_config(struct hub *h, struct err *err) {
     return h->arch->hub_config ? h->arch->hub_config(h, err) : SLUICE_OK;
 }
 
-/* ---- keys -------------------------------------------------------------------------------------
- */
+/* ---- keys --------------------------------------------------------------------------------- */
 
 static const char *full_name(struct hub_keys *k, const char *name, char out[128]) {
     snprintf(out, 128, "%s.%s", k->hub->arch->name, name);
@@ -301,8 +297,7 @@ int hub_write_keys(const struct hub *h, struct gguf_writer *w, struct err *err) 
     return k.status;
 }
 
-/* ---- Llama 3's frequencies --------------------------------------------------------------------
- */
+/* ---- Llama 3's frequencies ---------------------------------------------------------------- */
 
 int hub_rope_divisors(struct hub *h, float **out, struct err *err) {
     *out = NULL;

@@ -24,8 +24,7 @@ void imatrix_close(struct imatrix *m) {
     free(m);
 }
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading ------------------------------------------------------------------------------ */
 
 /* Sums and counts are finite and not negative. */
 static int check_entry(const struct imatrix_entry *e, struct err *err) {
@@ -215,8 +214,7 @@ int imatrix_open(struct imatrix **out, const char *path, struct err *err) {
     return status;
 }
 
-/* ---- writing ----------------------------------------------------------------------------------
- */
+/* ---- writing ------------------------------------------------------------------------------ */
 
 static int describe(const struct imatrix *m, struct gguf_writer *w, struct err *err) {
     int status = gguf_write_str(w, "general.type", STR("imatrix"), err);
@@ -257,8 +255,7 @@ int imatrix_write(const struct imatrix *m, const char *path, struct err *err) {
     return status;
 }
 
-/* ---- use --------------------------------------------------------------------------------------
- */
+/* ---- use ---------------------------------------------------------------------------------- */
 
 /* One matrix's sums as weights. Counts cancel: only ratios within a row matter. */
 static void weights_of(const float *sums, bool is_known, uint64_t width, float *out) {

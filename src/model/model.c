@@ -7,8 +7,7 @@
 
 #include "model/arch.h"
 
-/* ---- opening ----------------------------------------------------------------------------------
- */
+/* ---- opening ------------------------------------------------------------------------------ */
 
 static int find_arch(struct model *m, struct err *err) {
     char names[ARCH_LIST];
@@ -63,8 +62,7 @@ static int open_files(struct model *m, struct err *err) {
     return weights_new(&m->weights, m->folder->weights->shards, m->folder->weights->n_shards, err);
 }
 
-/* ---- what every architecture has --------------------------------------------------------------
- */
+/* ---- what every architecture has ---------------------------------------------------------- */
 
 /* The embedding decides how many rows the vocabulary has. */
 static int bind_vocabulary(struct model *m, struct err *err) {
@@ -218,8 +216,7 @@ int model_load(struct model *m, struct err *err) {
     return status;
 }
 
-/* ---- the plan ---------------------------------------------------------------------------------
- */
+/* ---- the plan ----------------------------------------------------------------------------- */
 
 static int emit_tap(struct plan *plan, uint32_t number, int layer, struct operand x,
                     struct operand norm, float eps, struct err *err) {

@@ -59,8 +59,7 @@ struct maker {
     struct err *err;
 };
 
-/* ---- tensors ----------------------------------------------------------------------------------
- */
+/* ---- tensors ------------------------------------------------------------------------------ */
 
 static void add_tensor(struct maker *m, const char *name, enum dtype type, const uint64_t *dims,
                        float fill) {
@@ -183,8 +182,7 @@ static void add_tensors(struct maker *m) {
     }
 }
 
-/* ---- keys -------------------------------------------------------------------------------------
- */
+/* ---- keys --------------------------------------------------------------------------------- */
 
 static void add_number(struct maker *m, const char *name, uint32_t value) {
     char full[96];
@@ -289,8 +287,7 @@ static void add_vocabulary(struct maker *m) {
     arena_free(&arena);
 }
 
-/* ---- opening ----------------------------------------------------------------------------------
- */
+/* ---- opening ------------------------------------------------------------------------------ */
 
 bool synth_is(const char *path) {
     return strncmp(path, PREFIX, strlen(PREFIX)) == 0;
@@ -385,8 +382,7 @@ void synth_close(struct synth *s) {
     free(s);
 }
 
-/* ---- weights ----------------------------------------------------------------------------------
- */
+/* ---- weights ------------------------------------------------------------------------------ */
 
 static void fill_tensor(const struct tensor *t, uint64_t at, float fill, uint8_t *out) {
     uint32_t step = dtype_info((uint32_t)t->type)->block_bytes;

@@ -30,8 +30,7 @@ struct builder {
     uint64_t state_bytes;
 };
 
-/* ---- operands ---------------------------------------------------------------------------------
- */
+/* ---- operands ----------------------------------------------------------------------------- */
 
 struct operand operand_at(enum region region, enum dtype type, uint64_t offset,
                           const uint32_t dims[4]) {
@@ -135,8 +134,7 @@ struct operand plan_logits(const struct plan *plan) {
                       (uint32_t[4]){plan->n_vocab, plan->max_outputs});
 }
 
-/* ---- plans ------------------------------------------------------------------------------------
- */
+/* ---- plans -------------------------------------------------------------------------------- */
 
 /* A step needs at most one page change per row; some biases for every output. */
 static void lay_io_out(struct plan *plan) {
@@ -275,8 +273,7 @@ int plan_add(struct plan *plan, const struct op *op, struct err *err) {
     return SLUICE_OK;
 }
 
-/* ---- scratch ----------------------------------------------------------------------------------
- */
+/* ---- scratch ------------------------------------------------------------------------------ */
 
 /* The lowest offset where buffer n does not overlap an earlier buffer that is alive at the same
  * time. */

@@ -49,8 +49,7 @@ int plan_add(struct plan *plan, const struct op *op, struct err *err);
 /* Lays scratch out and closes the plan. */
 int plan_finish(struct plan *plan, struct err *err);
 
-/* ---- looking at plans, for backends -----------------------------------------------------------
- */
+/* ---- looking at plans, for backends ------------------------------------------------------- */
 
 /* What the largest of them needs of a region, and of the part of IO that is copied to the device:
  * everything before the page table changes. */

@@ -106,8 +106,7 @@ static bool is_same(const struct operand *a, const struct operand *b) {
     return memcmp(a, b, sizeof *a) == 0;
 }
 
-/* ---- one function per op ----------------------------------------------------------------------
- */
+/* ---- one function per op ------------------------------------------------------------------ */
 
 static void check_embed(struct checker *c, const struct op_embed *e) {
     uint32_t rows = c->plan->max_rows;

@@ -126,8 +126,7 @@ uint64_t operand_bytes(const struct operand *o) {
     return size_plus(size_times(before, bytes_of(o, o->stride)), operand_row_bytes(o));
 }
 
-/* ---- traffic ----------------------------------------------------------------------------------
- */
+/* ---- traffic ------------------------------------------------------------------------------ */
 
 static void add_bytes(struct op_traffic *t, const struct operand *o, uint64_t bytes) {
     if (o->region == REGION_WEIGHTS)

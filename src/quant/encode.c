@@ -83,8 +83,7 @@ static void pack_fifth_bits(const int8_t *q, uint8_t *qh) {
     memcpy(qh, &bits, sizeof bits);
 }
 
-/* ---- searches, where errors have weights ------------------------------------------------------
- */
+/* ---- searches, where errors have weights -------------------------------------------------- */
 
 /* The error of y = d (q - shift) + offset. */
 static float price(const float *x, const float *w, const int8_t *q, float d, float shift,
@@ -138,8 +137,7 @@ static struct range search_range(const float *x, const float *w, struct range r,
     return best;
 }
 
-/* ---- blocks -----------------------------------------------------------------------------------
- */
+/* ---- blocks ------------------------------------------------------------------------------- */
 
 /* Symmetric types have one more code below zero than above: the extreme value gets it, so the scale
  * is negative where that value is positive. */

@@ -26,8 +26,7 @@ void answer_make_id(const char *prefix, char out[32]) {
     out[n] = 0;
 }
 
-/* ---- pieces -----------------------------------------------------------------------------------
- */
+/* ---- pieces ------------------------------------------------------------------------------- */
 
 static void give(struct answer *a, enum answer_piece kind, struct str text) {
     if (text.len == 0)
@@ -69,8 +68,7 @@ static void say(struct answer *a, struct str text) {
         give(a, PIECE_CONTENT, text);
 }
 
-/* ---- thinking ---------------------------------------------------------------------------------
- */
+/* ---- thinking ----------------------------------------------------------------------------- */
 
 static size_t n_spaces(struct str s) {
     size_t n = 0;
@@ -156,8 +154,7 @@ static void take_text(struct answer *a, struct str text) {
     }
 }
 
-/* ---- tokens -----------------------------------------------------------------------------------
- */
+/* ---- tokens ------------------------------------------------------------------------------- */
 
 int answer_open(struct answer *a, const struct ask_model *m, const struct ask *ask, uint32_t number,
                 answer_piece_fn *on_piece, void *user) {

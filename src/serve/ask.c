@@ -7,8 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- the model --------------------------------------------------------------------------------
- */
+/* ---- the model ---------------------------------------------------------------------------- */
 
 int32_t ask_token_of(const sluice_model *model, const char *text) {
     int32_t tokens[4];
@@ -81,8 +80,7 @@ void ask_model_fill(struct ask_model *m, const sluice_model *model) {
         m->n_closing = 0;
 }
 
-/* ---- requests ---------------------------------------------------------------------------------
- */
+/* ---- requests ----------------------------------------------------------------------------- */
 
 static uint64_t drawn_seed(void) {
     struct timespec now;

@@ -13,8 +13,7 @@
 #include "serve/replay.h"
 #include "serve/worker.h"
 
-/* ---- the model --------------------------------------------------------------------------------
- */
+/* ---- the model ---------------------------------------------------------------------------- */
 
 /* What all requests need of the model. */
 struct ask_model {
@@ -39,8 +38,7 @@ struct str ask_template(const struct ask_model *m);
 /* The token of exactly this text; -1: none. */
 int32_t ask_token_of(const sluice_model *model, const char *text);
 
-/* ---- requests ---------------------------------------------------------------------------------
- */
+/* ---- requests ----------------------------------------------------------------------------- */
 
 enum { ASK_MAX_STOPS = 16, ASK_MAX_TOP = 20 };
 enum { ASK_MAX_ANSWERS = 2048 }; /* to all prompts; as many texts as OpenAI's embeddings take */
@@ -135,8 +133,7 @@ json_t *ask_tool(const char *name, const char *description, json_t *parameters);
 /* Fills tools, and checks that each has a name. */
 void ask_read_tools(struct ask *ask, struct fields *f, const json_t *tools);
 
-/* ---- prompts ----------------------------------------------------------------------------------
- */
+/* ---- prompts ------------------------------------------------------------------------------ */
 
 /* The tokens of the conversation; those of earlier answers as they were sampled, where `replay` has
  * them. SLUICE_ERR_ARGUMENT: the template does not take it, or it is longer than the context. */

@@ -37,8 +37,7 @@ json_t *json_of_text(struct str s) {
     return whole;
 }
 
-/* ---- reading JSON -----------------------------------------------------------------------------
- */
+/* ---- reading JSON ------------------------------------------------------------------------- */
 
 static _Thread_local bool is_reading, lacks; /* this thread; since it began */
 

@@ -19,8 +19,7 @@ enum {
     RETRY_TOKENS = 3 /* and how much of it */
 };
 
-/* ---- the index --------------------------------------------------------------------------------
- */
+/* ---- the index ---------------------------------------------------------------------------- */
 
 static uint32_t buckets_for(uint32_t capacity) {
     uint32_t n = 16;
@@ -78,8 +77,7 @@ static uint32_t find(const struct lookup *l, const int32_t *tokens, uint32_t n) 
     return best;
 }
 
-/* ---- guesses ----------------------------------------------------------------------------------
- */
+/* ---- guesses ------------------------------------------------------------------------------ */
 
 /* Compares the last guess with what came. */
 static void learn(struct lookup *l, const int32_t *tokens, uint32_t n) {
@@ -109,8 +107,7 @@ uint32_t lookup_guess(struct lookup *l, const int32_t *tokens, uint32_t n, uint3
     return l->n_guess;
 }
 
-/* ---- how much to draft ------------------------------------------------------------------------
- */
+/* ---- how much to draft -------------------------------------------------------------------- */
 
 static uint32_t size_of(uint32_t rows) {
     uint32_t i = 0;

@@ -39,8 +39,7 @@ void lookup_init(struct lookup *l, void *memory, uint32_t capacity);
  * Returns how many tokens, 0 to `max`. Also scores the last guess. */
 uint32_t lookup_guess(struct lookup *l, const int32_t *tokens, uint32_t n, uint32_t max);
 
-/* ---- how much to draft ------------------------------------------------------------------------
- */
+/* ---- how much to draft -------------------------------------------------------------------- */
 
 enum { PACE_SIZES = 13 }; /* steps of up to 1, 2, 4 ... 4096 rows */
 

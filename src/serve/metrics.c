@@ -34,8 +34,7 @@ void histogram_add(struct histogram *h, double value) {
     atomic_fetch_add_explicit(&h->micros, (uint_fast64_t)(value * 1e6), memory_order_relaxed);
 }
 
-/* ---- writing ----------------------------------------------------------------------------------
- */
+/* ---- writing ------------------------------------------------------------------------------ */
 
 static void write_histogram(const struct histogram *h, const char *name, const char *help,
                             struct buffer *out) {

@@ -90,8 +90,7 @@ struct sched {
     struct sched_counters counters;
 };
 
-/* ---- lists ------------------------------------------------------------------------------------
- */
+/* ---- lists -------------------------------------------------------------------------------- */
 
 /* In order of age; searched from the end: usually it is the newest. */
 static void list_insert(struct list *list, struct answer *a) {
@@ -112,8 +111,7 @@ static void list_remove(struct list *list, struct answer *a) {
     list->n--;
 }
 
-/* ---- open and close ---------------------------------------------------------------------------
- */
+/* ---- open and close ----------------------------------------------------------------------- */
 
 static bool make_tables(struct sched *s) {
     s->answers = calloc(s->n_answers, sizeof *s->answers);
@@ -166,8 +164,7 @@ int sched_open(struct sched **out, const sluice_model *model, sluice_engine *eng
     return SLUICE_OK;
 }
 
-/* ---- the end of an answer ---------------------------------------------------------------------
- */
+/* ---- the end of an answer ----------------------------------------------------------------- */
 
 static uint32_t n_processed(const struct answer *a) {
     uint32_t n, waiting;
@@ -263,8 +260,7 @@ void sched_close(struct sched *s) {
     free(s);
 }
 
-/* ---- tokens and what they have in common ------------------------------------------------------
- */
+/* ---- tokens and what they have in common -------------------------------------------------- */
 
 static void hash_page(const struct sched *s, struct answer *a, uint32_t i) {
     uint64_t before = i ? a->hashes[i - 1] : 0;
@@ -301,8 +297,7 @@ static uint32_t shared_tokens(const struct sched *s, const struct answer *a) {
     return n;
 }
 
-/* ---- rows of the prompt that are handed out ----------------------------------------------------
- */
+/* ---- rows of the prompt that are handed out ----------------------------------------------- */
 
 /* Of several answers the first processes the prompt for all. */
 static unsigned reads_of(const struct answer *a) {
@@ -325,8 +320,7 @@ static void call_on_rows(const struct answer *a) {
         a->request->asked.on_rows(a->request->asked.user, &rows);
 }
 
-/* ---- submit -----------------------------------------------------------------------------------
- */
+/* ---- submit ------------------------------------------------------------------------------- */
 
 static int check_tokens(const struct sched *s, const struct sched_request *q, struct err *err) {
     for (size_t i = 0; i < q->n_prompt; i++)
@@ -457,8 +451,7 @@ int sched_submit(struct sched *s, const struct sched_request *q, uint64_t *id, s
     return SLUICE_OK;
 }
 
-/* ---- cancel -----------------------------------------------------------------------------------
- */
+/* ---- cancel ------------------------------------------------------------------------------- */
 
 bool sched_cancel(struct sched *s, uint64_t id) {
     struct request *r = &s->requests[id % s->n_answers];
@@ -487,8 +480,7 @@ static bool sweep(struct sched *s) {
     return has_ended;
 }
 
-/* ---- start ------------------------------------------------------------------------------------
- */
+/* ---- start -------------------------------------------------------------------------------- */
 
 static int set_up(struct answer *a) {
     const struct sched_request *q = &a->request->asked;
@@ -682,8 +674,7 @@ static void admit(struct sched *s) {
         start(s, oldest);
 }
 
-/* ---- several answers of one prompt ------------------------------------------------------------
- */
+/* ---- several answers of one prompt -------------------------------------------------------- */
 
 /* The prompt is processed but for its last token: the other answers fork from here, as many as
  * there are sequences and pages for. The rest start like any other. */
@@ -707,8 +698,7 @@ static int branch(struct sched *s, struct answer *stem) {
     return set_up(stem);
 }
 
-/* ---- a step -----------------------------------------------------------------------------------
- */
+/* ---- a step ------------------------------------------------------------------------------- */
 
 static const uint32_t *mask_of(const struct answer *a) {
     const struct sched_request *q = &a->request->asked;
@@ -909,8 +899,7 @@ static void hand_out(struct sched *s) {
     }
 }
 
-/* ---- when pages run out -----------------------------------------------------------------------
- */
+/* ---- when pages run out ------------------------------------------------------------------- */
 
 /* The youngest that runs, but not the suspect: until it has run the others have nothing to do. */
 static struct answer *youngest(const struct sched *s) {
@@ -938,8 +927,7 @@ static void relieve(struct sched *s) {
     }
 }
 
-/* ---- failures ---------------------------------------------------------------------------------
- */
+/* ---- failures ----------------------------------------------------------------------------- */
 
 static int end_all(struct sched *s, int status) {
     s->failure = engine_failure(s, status);
@@ -988,8 +976,7 @@ static int recover(struct sched *s, int status) {
     return SLUICE_OK;
 }
 
-/* ---- the step ---------------------------------------------------------------------------------
- */
+/* ---- the step ----------------------------------------------------------------------------- */
 
 static int run(struct sched *s, double *engine_seconds) {
     uint32_t steps;
@@ -1029,8 +1016,7 @@ void sched_counters(const struct sched *s, struct sched_counters *out) {
     out->running = s->running.n;
 }
 
-/* ---- invariants -------------------------------------------------------------------------------
- */
+/* ---- invariants --------------------------------------------------------------------------- */
 
 static const char *broken_list(const struct list *list, bool runs) {
     uint32_t n = 0;

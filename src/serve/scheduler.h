@@ -32,8 +32,7 @@
 
 struct sched;
 
-/* ---- requests ---------------------------------------------------------------------------------
- */
+/* ---- requests ----------------------------------------------------------------------------- */
 
 struct sched_token {
     uint64_t request;    /* what sched_submit returned */
@@ -129,8 +128,7 @@ struct sched_request {
     void *user;
 };
 
-/* ---- the scheduler ----------------------------------------------------------------------------
- */
+/* ---- the scheduler ------------------------------------------------------------------------ */
 
 struct sched_options {
     uint32_t queue;       /* answers that may wait when all sequences of the engine are taken */

@@ -70,8 +70,7 @@ static void enter(struct snapshots *s, struct entry *e) {
     s->n++;
 }
 
-/* ---- the folder -------------------------------------------------------------------------------
- */
+/* ---- the folder --------------------------------------------------------------------------- */
 
 /* To free; NULL when memory ran out. */
 static char *path_of(const struct snapshots *s, const char *id) {
@@ -167,8 +166,7 @@ static char *read_file(const struct snapshots *s, const char *id, size_t *n, boo
     return text;
 }
 
-/* ---- open and close ---------------------------------------------------------------------------
- */
+/* ---- open and close ----------------------------------------------------------------------- */
 
 int snapshots_open(struct snapshots **out, const char *folder, uint64_t max_bytes,
                    struct err *err) {
@@ -197,8 +195,7 @@ void snapshots_close(struct snapshots *s) {
     free(s);
 }
 
-/* ---- snapshots --------------------------------------------------------------------------------
- */
+/* ---- snapshots ---------------------------------------------------------------------------- */
 
 static int check_fits(struct snapshots *s, const char *id, size_t bytes, struct err *err) {
     const struct entry *before = *find(s, id);

@@ -44,8 +44,7 @@ bool tool_parser_has_failed(const struct tool_parser *p) {
     return p->has_failed || p->held.has_failed;
 }
 
-/* ---- slices -----------------------------------------------------------------------------------
- */
+/* ---- slices ------------------------------------------------------------------------------- */
 
 static bool is_space(char c) {
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
@@ -79,8 +78,7 @@ static bool may_start(struct str s, const char *z) {
     return memcmp(s.at, z, s.len < n ? s.len : n) == 0;
 }
 
-/* ---- events -----------------------------------------------------------------------------------
- */
+/* ---- events ------------------------------------------------------------------------------- */
 
 static void give_text(struct tool_parser *p, size_t n) {
     if (n == 0)
@@ -104,8 +102,7 @@ static void give_call(struct tool_parser *p, const char *name, const json_t *arg
     p->is_after_call = true;
 }
 
-/* ---- calls as JSON ----------------------------------------------------------------------------
- */
+/* ---- calls as JSON ------------------------------------------------------------------------ */
 
 static const json_t *find_tool(const struct tool_parser *p, const char *name) {
     json_t *tool;
@@ -166,8 +163,7 @@ static size_t object_end(struct str s, bool *is_string) {
     return 0;
 }
 
-/* ---- calls as XML -----------------------------------------------------------------------------
- */
+/* ---- calls as XML ------------------------------------------------------------------------- */
 
 static const json_t *type_of(const json_t *function, const char *parameter) {
     const json_t *schema = json_object_get(function, "parameters");
@@ -263,8 +259,7 @@ static bool try_xml(struct tool_parser *p, struct str s, size_t n) {
     return is_good;
 }
 
-/* ---- deciding ---------------------------------------------------------------------------------
- */
+/* ---- deciding ----------------------------------------------------------------------------- */
 
 enum step { STEP_WAIT, STEP_DONE };
 

@@ -57,8 +57,7 @@ struct worker {
     } top[32];
 };
 
-/* ---- what a job is told -----------------------------------------------------------------------
- */
+/* ---- what a job is told ------------------------------------------------------------------- */
 
 static void touch(struct worker *w, struct job *job) {
     if (job->is_touched)
@@ -107,8 +106,7 @@ void job_news_free(struct job_news *news) {
     *news = (struct job_news){0};
 }
 
-/* ---- log probabilities ------------------------------------------------------------------------
- */
+/* ---- log probabilities -------------------------------------------------------------------- */
 
 /* The n likeliest into w->top, best first; of equals the lower id. */
 static void find_top(struct worker *w, const float *logits, uint32_t n) {
@@ -144,8 +142,7 @@ static struct job_logprobs *logprobs_of(struct worker *w, const float *logits, i
     return out;
 }
 
-/* ---- thinking ---------------------------------------------------------------------------------
- */
+/* ---- thinking ----------------------------------------------------------------------------- */
 
 /* False: nothing may follow this token. */
 static bool follow(struct job_choice *c, int32_t token) {
@@ -174,8 +171,7 @@ static bool has_budget(const struct job *job) {
     return job->thinking.budget >= 0 && job->thinking.close >= 0;
 }
 
-/* ---- callbacks of the scheduler ---------------------------------------------------------------
- */
+/* ---- callbacks of the scheduler ----------------------------------------------------------- */
 
 /* A request of the scheduler: the choices of a prompt, or one that continues after its thinking. */
 struct run {
@@ -456,8 +452,7 @@ static void on_end(void *user, const struct sched_report *report) {
         start_next(w, job, report);
 }
 
-/* ---- jobs -------------------------------------------------------------------------------------
- */
+/* ---- jobs --------------------------------------------------------------------------------- */
 
 /* The scheduler calls on_end once for each answer of a request it accepted; run is freed then. */
 static int start_run(struct worker *w, struct run *run, const struct sched_request *request,
@@ -604,8 +599,7 @@ static void wake_touched(struct worker *w) {
     }
 }
 
-/* ---- the thread -------------------------------------------------------------------------------
- */
+/* ---- the thread --------------------------------------------------------------------------- */
 
 /* Sleeps until there is something to do; false: the worker is closing. */
 static bool take_inbox(struct worker *w, bool is_idle) {
@@ -681,8 +675,7 @@ static void *work(void *user) {
     return NULL;
 }
 
-/* ---- from other threads -----------------------------------------------------------------------
- */
+/* ---- from other threads ------------------------------------------------------------------- */
 
 static int prepare(const struct worker *w, struct job *job, struct err *err) {
     job->choices = calloc(job->n_choices, sizeof *job->choices);

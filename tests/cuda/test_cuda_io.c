@@ -8,8 +8,7 @@
 #include "pick_drafts.h"
 #include "rig.h"
 
-/* ---- EMBED ------------------------------------------------------------------------------------
- */
+/* ---- EMBED -------------------------------------------------------------------------------- */
 
 struct embed_case {
     enum dtype type;
@@ -95,8 +94,7 @@ TEST(cuda_embed) {
     check_embed(&(struct embed_case){DT_BF16, 5001, 2, 5, false}, 0, 1);
 }
 
-/* ---- PICK -------------------------------------------------------------------------------------
- */
+/* ---- PICK --------------------------------------------------------------------------------- */
 
 TEST(cuda_pick_of_drafts_is_that_of_a_row_after_the_other) {
     check_picks_of_drafts(rig_kinds[RIG_DEVICE], 1);

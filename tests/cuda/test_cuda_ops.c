@@ -1,8 +1,7 @@
 /* test_cuda_ops.c - every op of the CUDA backend against the CPU's, on random plans. */
 #include "ops.h"
 
-/* ---- PROJECT ----------------------------------------------------------------------------------
- */
+/* ---- PROJECT ------------------------------------------------------------------------------ */
 
 TEST(cuda_project_types) {
     static const uint32_t rows[] = {1, 2, 3, 5, 8, 9, 16, 33, 130};
@@ -227,8 +226,7 @@ TEST(cuda_project_stages_are_filled_in_time) {
     }
 }
 
-/* ---- DELTA ------------------------------------------------------------------------------------
- */
+/* ---- DELTA -------------------------------------------------------------------------------- */
 
 TEST(cuda_delta) {
     static const struct delta_case cases[] = {
@@ -364,8 +362,7 @@ TEST(cuda_delta_logs) {
     }
 }
 
-/* ---- ATTEND -----------------------------------------------------------------------------------
- */
+/* ---- ATTEND ------------------------------------------------------------------------------- */
 
 TEST(cuda_attend) {
     static const struct attend_case cases[] = {
@@ -454,8 +451,7 @@ TEST(cuda_attend_of_many_sequences) {
         check_attend_many(&cases[i], cases[i].rows + (uint32_t)i % 2, 5400 + i);
 }
 
-/* ---- ROUTE and EXPERTS ------------------------------------------------------------------------
- */
+/* ---- ROUTE and EXPERTS -------------------------------------------------------------------- */
 
 TEST(cuda_experts) {
     static const enum dtype types[] = {DT_Q4_K, DT_Q8_0, DT_BF16, DT_Q6_K, DT_F32, DT_Q4_0};

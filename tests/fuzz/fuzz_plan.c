@@ -19,8 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
 typedef unsigned __int128 wide;
 
-/* ---- from bytes to a model --------------------------------------------------------------------
- */
+/* ---- from bytes to a model ---------------------------------------------------------------- */
 
 struct input {
     const uint8_t *at, *end;
@@ -96,8 +95,7 @@ static bool write_header(const struct random_model *m, int fd) {
     return is_there;
 }
 
-/* ---- what a plan's ops touch ------------------------------------------------------------------
- */
+/* ---- what a plan's ops touch -------------------------------------------------------------- */
 
 static wide row_bytes(const struct operand *o, uint32_t n) {
     const struct dtype_info *type = dtype_info(o->type);

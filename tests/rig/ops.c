@@ -5,8 +5,7 @@ bool is_float(enum dtype t) {
     return t == DT_F32 || t == DT_F16 || t == DT_BF16;
 }
 
-/* ---- PROJECT ----------------------------------------------------------------------------------
- */
+/* ---- PROJECT ------------------------------------------------------------------------------ */
 
 void build_project(struct rig *r, const struct project_case *c, uint64_t seed) {
     uint32_t total = 0;
@@ -151,8 +150,7 @@ void check_some_rows(const struct project_case *wide, uint64_t seed, uint32_t n_
     rig_end(&many);
 }
 
-/* ---- DELTA ------------------------------------------------------------------------------------
- */
+/* ---- DELTA -------------------------------------------------------------------------------- */
 
 void build_delta(struct rig *r, const struct delta_case *c, uint32_t slots, uint64_t seed) {
     uint32_t values = c->value_heads * c->value_width;
@@ -350,8 +348,7 @@ void check_cells(const struct delta_case *c, uint32_t before, uint32_t n, uint64
     rig_end(&r);
 }
 
-/* ---- ATTEND -----------------------------------------------------------------------------------
- */
+/* ---- ATTEND ------------------------------------------------------------------------------- */
 
 struct operand build_attend(struct rig *r, const struct attend_case *c, uint32_t slots,
                             uint64_t seed) {
@@ -601,8 +598,7 @@ void check_attend_many(const struct attend_case *c, uint32_t slots, uint64_t see
     rig_end(&one);
 }
 
-/* ---- ROUTE and EXPERTS ------------------------------------------------------------------------
- */
+/* ---- ROUTE and EXPERTS -------------------------------------------------------------------- */
 
 void build_experts(struct rig *r, const struct experts_case *c, uint32_t rows, uint64_t seed) {
     struct plan_options options = {.max_rows = rows, .n_taps = 2, .tap_width = c->width};

@@ -6,8 +6,7 @@
 
 enum { BLOB_BYTES = 256 << 20 };
 
-/* ---- random numbers ---------------------------------------------------------------------------
- */
+/* ---- random numbers ----------------------------------------------------------------------- */
 
 static uint64_t mix(uint64_t z) {
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
@@ -27,8 +26,7 @@ float rig_uniform(struct rig *r) {
     return (float)(int64_t)rig_bits(r) * 0x1p-63f;
 }
 
-/* ---- plans ------------------------------------------------------------------------------------
- */
+/* ---- plans -------------------------------------------------------------------------------- */
 
 void rig_begin(struct rig *r, uint64_t seed, const struct plan_options *options) {
     struct err err = {0};
@@ -140,8 +138,7 @@ void rig_end(struct rig *r) {
     rig_hear_complaints();
 }
 
-/* ---- steps ------------------------------------------------------------------------------------
- */
+/* ---- steps -------------------------------------------------------------------------------- */
 
 static void fill_step(struct rig *r, int backend, const struct run *runs, uint32_t n_runs,
                       uint64_t token_seed) {

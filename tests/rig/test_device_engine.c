@@ -322,8 +322,7 @@ TEST(device_steps_whose_logits_are_no_numbers) {
     }
 }
 
-/* ---- the shipped model ------------------------------------------------------------------------
- */
+/* ---- the shipped model -------------------------------------------------------------------- */
 
 static const char *const kv_types[] = {"f32", "f16", "q8_0", "q4_0"};
 
@@ -391,8 +390,7 @@ TEST(device_greedy_story) {
     close_pair(&p);
 }
 
-/* ---- what must hold of steps ------------------------------------------------------------------
- */
+/* ---- what must hold of steps -------------------------------------------------------------- */
 
 TEST(device_one_submission_a_token) {
     struct sluice_engine_options o = usual_options();
@@ -564,8 +562,7 @@ TEST(device_same_bits_in_any_larger_batch) {
     check_batch("synth:smollm2-135m:q4_k_m", 12, 3, 16);
 }
 
-/* ---- chunks of a prompt -----------------------------------------------------------------------
- */
+/* ---- chunks of a prompt ------------------------------------------------------------------- */
 
 enum { CHUNK_TOKENS = 3003, CHUNK_OTHERS = 3, OTHER_TOKENS = 40, CHUNK_LENGTHS = 6 };
 static const uint32_t chunk_lengths[CHUNK_LENGTHS] = {1, 127, 128, 129, 1000, 3000};
@@ -1109,8 +1106,7 @@ out:
     sluice_model_close(model);
 }
 
-/* ---- how well a text is foreseen --------------------------------------------------------------
- */
+/* ---- how well a text is foreseen ---------------------------------------------------------- */
 
 /* Mean negative log-likelihood of the text's tokens in windows of 256. */
 static double mean_nll(sluice_model *model, sluice_engine *engine, const int32_t *tokens,

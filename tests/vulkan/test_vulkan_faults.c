@@ -5,8 +5,7 @@
 #include "engine/engine.h"
 #include "rig.h"
 
-/* ---- functions that fail ----------------------------------------------------------------------
- */
+/* ---- functions that fail ------------------------------------------------------------------ */
 
 /* Every function that an engine's opening or a step calls and that may fail, but those that make a
  * device and its pipelines, which all tests share: FAULT(member of vk, parameters, arguments). */
@@ -102,8 +101,7 @@ static void fail_once(enum fault fault, int after, VkResult result) {
     fails_with = result;
 }
 
-/* ---- engines ----------------------------------------------------------------------------------
- */
+/* ---- engines ------------------------------------------------------------------------------ */
 
 static int open_engine(sluice_model *model, sluice_engine **engine) {
     struct sluice_engine_options o = sluice_engine_options_default();
@@ -210,8 +208,7 @@ TEST(vulkan_device_that_is_lost) {
     lose_device(FAULT_wait_semaphores);
 }
 
-/* ---- stages that wait for each other ----------------------------------------------------------
- */
+/* ---- stages that wait for each other ------------------------------------------------------ */
 
 /* Greedy tokens of an engine whose stages do so, or do not. */
 static void answer(sluice_model *model, const char *stages, int32_t *tokens, int n) {
@@ -297,8 +294,7 @@ TEST(stages_that_do_not_end_are_not_forgotten) {
     sluice_model_close(model);
 }
 
-/* ---- a device with small buffers ---------------------------------------------------------------
- */
+/* ---- a device with small buffers ---------------------------------------------------------- */
 
 /* Less than the story model's head and table, which have 3.44 MB; states of a layer fit. */
 static void VKAPI_PTR small_properties(VkPhysicalDevice device, VkPhysicalDeviceProperties2 *out) {

@@ -26,8 +26,7 @@ TEST(vulkan_pick_of_what_is_not_finite) {
         check_not_finite(1001, rows[i % 3], DT_F32, false, values[i / 3]);
 }
 
-/* ---- bursts -----------------------------------------------------------------------------------
- */
+/* ---- bursts ------------------------------------------------------------------------------- */
 
 /* Two sequences, each from a token of its own, as one burst. */
 static void run_burst(struct pick_rig *r, const int32_t start[2], int32_t end_token,

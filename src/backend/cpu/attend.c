@@ -36,8 +36,7 @@ static void head_of(struct cpu_step *s, const struct op_attend *a, uint32_t row,
                a->pairing);
 }
 
-/* ---- the cache --------------------------------------------------------------------------------
- */
+/* ---- the cache ---------------------------------------------------------------------------- */
 
 /* Where position p of a slot begins for a KV head; positions of a page follow each other. */
 static uint8_t *cache_at(struct cpu_step *s, const struct op_attend *a, const struct operand *o,
@@ -69,8 +68,7 @@ static void store_rows(struct cpu_step *s, const struct op_attend *a) {
     }
 }
 
-/* ---- blocks of queries -------------------------------------------------------------------------
- */
+/* ---- blocks of queries -------------------------------------------------------------------- */
 
 struct block {
     const struct io_segment *segment;
@@ -206,8 +204,7 @@ static void store_query(struct cpu_step *s, const struct op_attend *a, const str
     row_over(out + (uint64_t)head_of_query(k, q) * a->head_width, pv, sum, a->head_width);
 }
 
-/* ---- blocks shared out -------------------------------------------------------------------------
- */
+/* ---- blocks shared out -------------------------------------------------------------------- */
 
 static void run_block(struct cpu_step *s, const struct op_attend *a, const struct block *k) {
     struct softmax sums[ATTEND_QUERIES] = {0}, of_splits[ATTEND_QUERIES];
@@ -235,8 +232,7 @@ static void run_blocks(struct cpu_step *s, const struct op_attend *a, uint32_t r
             run_block(s, a, &b.now);
 }
 
-/* ---- splits shared out -------------------------------------------------------------------------
- */
+/* ---- splits shared out -------------------------------------------------------------------- */
 
 /* The thread that has a split of all blocks' `total`: thread t has those from total * t / threads
  * on, rounded down. */
@@ -293,8 +289,7 @@ static void combine_parts(struct cpu_step *s, const struct op_attend *a, uint32_
                 combine_query(s, a, &b.now, q);
 }
 
-/* ---- the op ------------------------------------------------------------------------------------
- */
+/* ---- the op ------------------------------------------------------------------------------- */
 
 void cpu_attend(struct cpu_step *s) {
     const struct op_attend *a = &s->op->op->attend;

@@ -17,8 +17,7 @@ static cpu_op_fn *const functions[] = {
 #undef OP
 };
 
-/* ---- opening ----------------------------------------------------------------------------------
- */
+/* ---- opening ------------------------------------------------------------------------------ */
 
 static const atomic_bool never;
 
@@ -65,8 +64,7 @@ static void cpu_close(struct backend *b) {
     free(b);
 }
 
-/* ---- weights ----------------------------------------------------------------------------------
- */
+/* ---- weights ------------------------------------------------------------------------------ */
 
 /* The weights of an op that go through a kernel, by their place in cpu_op.weights. */
 static uint32_t kernel_weights(const struct op *op, const struct operand *out[MAX_WEIGHTS],
@@ -190,8 +188,7 @@ static void pack_chunks(void *context, uint64_t begin, uint64_t end) {
     }
 }
 
-/* ---- workspace --------------------------------------------------------------------------------
- */
+/* ---- workspace ---------------------------------------------------------------------------- */
 
 /* The largest need of any op, in values; UINT64_MAX: more than can be counted. */
 struct needs {
@@ -357,8 +354,7 @@ static int cpu_predict(struct backend *b, struct plan *const *plans, uint32_t n_
     return SLUICE_OK;
 }
 
-/* ---- loading ----------------------------------------------------------------------------------
- */
+/* ---- loading ------------------------------------------------------------------------------ */
 
 static int map_block(struct backend *b, void *out, uint64_t bytes, const char *what,
                      struct err *err) {
@@ -496,8 +492,7 @@ static int cpu_load(struct backend *b, struct backend_weights weights, struct pl
     return status;
 }
 
-/* ---- a step -----------------------------------------------------------------------------------
- */
+/* ---- a step ------------------------------------------------------------------------------- */
 
 static struct cpu_step step_of(struct backend *b, int thread, int threads) {
     const struct plan *plan = b->running->plan;
@@ -617,8 +612,7 @@ static int cpu_poke(struct backend *b, enum region region, uint64_t offset, uint
     return SLUICE_OK;
 }
 
-/* ---- the rest ---------------------------------------------------------------------------------
- */
+/* ---- the rest ----------------------------------------------------------------------------- */
 
 static uint8_t *cpu_io(struct backend *b) {
     return b->region[REGION_IO];

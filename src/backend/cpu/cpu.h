@@ -117,8 +117,7 @@ typedef void cpu_op_fn(struct cpu_step *s);
 /* Rows of a tile's weights: about what fits the first cache together with the activations. */
 enum { TILE_VALUES = 16384, DELTA_BLOCK_ROWS = 32 };
 
-/* ---- shared by the ops ------------------------------------------------------------------------
- */
+/* ---- shared by the ops -------------------------------------------------------------------- */
 
 static inline void *at(const struct cpu_step *s, const struct operand *o) {
     return s->b->region[o->region] + o->offset;

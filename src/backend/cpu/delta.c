@@ -39,8 +39,7 @@ enum {
 #define EACH_STATE_ROW _Pragma("GCC unroll 4")
 #endif
 
-/* ---- convolution ------------------------------------------------------------------------------
- */
+/* ---- convolution -------------------------------------------------------------------------- */
 
 /* A cell's entry for a position: the raw values of all channels. */
 static float *window_entry(struct cpu_step *s, const struct op_delta *d, uint32_t cell,
@@ -129,8 +128,7 @@ static void convolve_share(struct cpu_step *s, const struct op_delta *d) {
     }
 }
 
-/* ---- the rule ---------------------------------------------------------------------------------
- */
+/* ---- the rule ----------------------------------------------------------------------------- */
 
 /* One row's part of the rule for a value head. */
 struct delta_row {

@@ -8,8 +8,7 @@
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/vec.h"
 
-/* ---- ROUTE ------------------------------------------------------------------------------------
- */
+/* ---- ROUTE -------------------------------------------------------------------------------- */
 
 /* The `used` largest of n, the lower index first among equals, by repeated search: both are small.
  */
@@ -51,8 +50,7 @@ void cpu_route(struct cpu_step *s) {
     }
 }
 
-/* ---- pairs ------------------------------------------------------------------------------------
- */
+/* ---- pairs -------------------------------------------------------------------------------- */
 
 /* b->list: starts[experts + 2], then the pairs (row * (used + 1) + choice's place) by expert; the
  * shared expert is the last. */
@@ -90,8 +88,7 @@ static void sort_pairs(struct cpu_step *s, const struct operand *choice, struct 
     p->starts[p->experts + 1] = has_shared ? n : n - s->io->n_rows;
 }
 
-/* ---- EXPERTS_IN -------------------------------------------------------------------------------
- */
+/* ---- EXPERTS_IN --------------------------------------------------------------------------- */
 
 static const uint8_t *matrix_of(const struct cpu_weight *w, uint32_t expert) {
     return w->data + expert * w->plane_bytes;
@@ -146,8 +143,7 @@ void cpu_experts_in(struct cpu_step *s) {
             run_expert_in(s, e, &p, x);
 }
 
-/* ---- EXPERTS_OUT ------------------------------------------------------------------------------
- */
+/* ---- EXPERTS_OUT -------------------------------------------------------------------------- */
 
 /* Where the hidden row of pair i is gathered. Rows of routed experts come first, then those of the
  * shared one, which may have another width; values and groups are counted apart, as a width need

@@ -77,8 +77,7 @@ const struct kernel *kernel_find(enum dtype type, bool exact, uint32_t features)
 /* All rows of the table, for tests: best first within a type and mode. */
 const struct kernel *kernel_at(size_t i); /* NULL after the last */
 
-/* ---- attention over one split -----------------------------------------------------------------
- */
+/* ---- attention over one split ------------------------------------------------------------- */
 
 enum {
     ATTEND_POSITIONS = 128,  /* of a split */

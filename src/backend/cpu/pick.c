@@ -110,8 +110,7 @@ static void apply_mask(const struct cpu_step *s, const struct io_output *o, stru
     }
 }
 
-/* ---- the best first ---------------------------------------------------------------------------
- */
+/* ---- the best first ----------------------------------------------------------------------- */
 
 /* A key that sorts like (logit, then lower index first), largest first. */
 static uint64_t key_of(int32_t rank, uint32_t i) {
@@ -180,8 +179,7 @@ static void sort_down(uint64_t *keys, uint32_t n) {
     }
 }
 
-/* ---- sampling ---------------------------------------------------------------------------------
- */
+/* ---- sampling ----------------------------------------------------------------------------- */
 
 /* How many of the n sorted candidates pass top-p (of `total`) and min-p; 0: not decided yet, more
  * candidates are needed. */
@@ -583,8 +581,7 @@ static uint16_t *counts_of(struct cpu_step *s, const struct op_pick *p, uint32_t
     return (uint16_t *)at(s, &p->counts) + (uint64_t)slot * p->counts.stride;
 }
 
-/* ---- a row, in two parts ----------------------------------------------------------------------
- */
+/* ---- a row, in two parts ------------------------------------------------------------------ */
 
 /* This thread's share of a row: handed on, ranked and changed, as far as it has to be. */
 static void prepare_row(struct cpu_step *s, const struct op_pick *p, uint32_t i) {

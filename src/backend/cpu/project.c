@@ -29,8 +29,7 @@ struct activations cpu_activations(const struct backend *b, uint32_t first, uint
     };
 }
 
-/* ---- prologues --------------------------------------------------------------------------------
- */
+/* ---- prologues ---------------------------------------------------------------------------- */
 
 static void gated_norm(const struct cpu_step *s, const struct op_project *p, const float *x,
                        const float *gate, float *y) {
@@ -72,8 +71,7 @@ static void prepare_row(struct cpu_step *s, const struct op_project *p, uint32_t
         cpu_quantize_row(s, p->prologue == PROLOGUE_NONE ? x : y, to, k);
 }
 
-/* ---- products ---------------------------------------------------------------------------------
- */
+/* ---- products ----------------------------------------------------------------------------- */
 
 static void add_bias(const struct cpu_step *s, const struct operand *bias, float *y, uint32_t first,
                      uint32_t count) {

@@ -128,8 +128,7 @@ static void read_messages(struct ask *ask, struct fields *f) {
                       messages ? "empty" : "missing");
 }
 
-/* ---- what else is asked -----------------------------------------------------------------------
- */
+/* ---- what else is asked ------------------------------------------------------------------- */
 
 static void read_tools(struct ask *ask, struct fields *f) {
     const json_t *tools = NULL;
@@ -226,8 +225,7 @@ static void read_all(struct ask *ask, struct fields *f, const struct ask_model *
     ask_read_stops(ask, f, "stop_sequences");
 }
 
-/* ---- what is answered -------------------------------------------------------------------------
- */
+/* ---- what is answered --------------------------------------------------------------------- */
 
 static const char *stop_reason(const struct answer *a, const char **stop) {
     *stop = answer_stop_text(a);

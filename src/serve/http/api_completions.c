@@ -1,8 +1,7 @@
 /* api_completions.c - the OpenAI API's /v1/completions: texts that are continued. */
 #include "serve/http/openai.h"
 
-/* ---- what is asked ----------------------------------------------------------------------------
- */
+/* ---- what is asked ------------------------------------------------------------------------ */
 
 /* A text, or ids. */
 static int add_one(struct ask *ask, const struct ask_model *m, const char *name, const json_t *one,
@@ -104,8 +103,7 @@ static void read_all(struct ask *ask, struct fields *f, const struct ask_model *
         want_prompt_logprobs(ask, f);
 }
 
-/* ---- what is answered -------------------------------------------------------------------------
- */
+/* ---- what is answered --------------------------------------------------------------------- */
 
 static const struct openai_chunk text_chunk = {"cmpl-", "text_completion"};
 

@@ -7,8 +7,7 @@
 
 #include "serve/http/openai.h"
 
-/* ---- what is asked ----------------------------------------------------------------------------
- */
+/* ---- what is asked ------------------------------------------------------------------------ */
 
 static void check_model(struct fields *f, const struct ask_model *m, const char *name) {
     int pooling = m->facts.pooling;
@@ -37,8 +36,7 @@ static void read_input(struct ask *ask, struct fields *f, const struct ask_model
         fields_refuse(f, name, "out of memory for a request");
 }
 
-/* ---- what is answered -------------------------------------------------------------------------
- */
+/* ---- what is answered --------------------------------------------------------------------- */
 
 static uint32_t dimensions_of(const struct exchange *x) {
     const json_t *asked = json_object_get(x->ask->root, "dimensions");

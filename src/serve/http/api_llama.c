@@ -2,8 +2,7 @@
  * /detokenize. */
 #include "serve/http/openai.h"
 
-/* ---- what is asked ----------------------------------------------------------------------------
- */
+/* ---- what is asked ------------------------------------------------------------------------ */
 
 /* The prompt aside. Seeds of -1, also as 32 bits without a sign, mean any. n_predict 0 processes
  * the prompt alone, below 0 has no limit. */
@@ -48,8 +47,7 @@ static void add_middle(struct ask *ask, struct fields *f, const struct ask_model
         fields_refuse(f, "input_suffix", "%s", err.text);
 }
 
-/* ---- what is answered -------------------------------------------------------------------------
- */
+/* ---- what is answered --------------------------------------------------------------------- */
 
 static json_t *ids_json(const struct answer_token *said, size_t n) {
     json_t *out = json_array();
@@ -186,8 +184,7 @@ void llama_infill(struct exchange *x) {
     exchange_converse(x, ask, &f, &completion_style);
 }
 
-/* ---- the model --------------------------------------------------------------------------------
- */
+/* ---- the model ---------------------------------------------------------------------------- */
 
 /* A token's text, "" for none. */
 static json_t *token_json(const struct ask_model *m, int32_t token) {
@@ -217,8 +214,7 @@ void llama_props(struct exchange *x) {
                              "modalities", "vision", 0, "audio", 0));
 }
 
-/* ---- prompts and tokens -----------------------------------------------------------------------
- */
+/* ---- prompts and tokens ------------------------------------------------------------------- */
 
 static void reply_decoded(struct exchange *x, const char *name, const int32_t *tokens, size_t n,
                           bool with_control) {

@@ -6,8 +6,7 @@
 #include "base/hash.h"
 #include "serve/http/openai.h"
 
-/* ---- what is asked ----------------------------------------------------------------------------
- */
+/* ---- what is asked ------------------------------------------------------------------------ */
 
 /* The object "options": sampling under Ollama's names. */
 static void read_options(struct ask *ask, struct fields *f, const struct ask_model *m) {
@@ -132,8 +131,7 @@ static void read_generate(struct ask *ask, struct fields *f, const struct ask_mo
                           json_pack("{s:s, s:O}", "role", "user", "content", prompt));
 }
 
-/* ---- what is answered -------------------------------------------------------------------------
- */
+/* ---- what is answered --------------------------------------------------------------------- */
 
 static json_t *begin_line(const struct exchange *x, bool is_done) {
     char when[32];
@@ -187,8 +185,7 @@ static void put_failure(struct exchange *x, const char *message) {
     put_line(x, api_error(API_OLLAMA, 500, message, NULL));
 }
 
-/* ---- chat -------------------------------------------------------------------------------------
- */
+/* ---- chat --------------------------------------------------------------------------------- */
 
 static json_t *chat_message(struct str content, struct str thinking) {
     json_t *message =
@@ -262,8 +259,7 @@ void ollama_chat(struct exchange *x) {
     exchange_converse(x, ask, &f, &chat_style);
 }
 
-/* ---- generate ---------------------------------------------------------------------------------
- */
+/* ---- generate ----------------------------------------------------------------------------- */
 
 static void text_piece(struct exchange *x, struct answer *a, const struct piece *piece) {
     bool thinks = piece->kind == PIECE_REASONING;
@@ -312,8 +308,7 @@ void ollama_generate(struct exchange *x) {
         exchange_converse(x, ask, &f, &text_style);
 }
 
-/* ---- the model --------------------------------------------------------------------------------
- */
+/* ---- the model ---------------------------------------------------------------------------- */
 
 static json_t *details_json(const struct server *s) {
     char size[32];

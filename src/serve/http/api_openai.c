@@ -5,8 +5,7 @@
 
 #include "serve/http/openai.h"
 
-/* ---- what is asked ----------------------------------------------------------------------------
- */
+/* ---- what is asked ------------------------------------------------------------------------ */
 
 void openai_read_stream_options(struct ask *ask, struct fields *f) {
     struct fields inner = {0};
@@ -152,8 +151,7 @@ static void read_chat(struct ask *ask, struct fields *f, const struct ask_model 
     refuse_speech(f);
 }
 
-/* ---- what is answered -------------------------------------------------------------------------
- */
+/* ---- what is answered --------------------------------------------------------------------- */
 
 static json_t *usage_json(const struct exchange *x) {
     struct usage_counts u = exchange_usage(x);
@@ -262,8 +260,7 @@ static json_t *call_json(const struct answer_call *call) {
                      "name", call->name, "arguments", call->arguments);
 }
 
-/* ---- streams ----------------------------------------------------------------------------------
- */
+/* ---- streams ------------------------------------------------------------------------------ */
 
 static void begin_chunk(struct exchange *x, const struct openai_chunk *c) {
     buffer_printf(&x->draft, "data: {\"id\":\"%s%s\",\"object\":\"%s\",\"created\":%lld,\"model\":",
@@ -309,8 +306,7 @@ void openai_put_failure(struct exchange *x, const char *message) {
     buffer_puts(&x->draft, "\n\ndata: [DONE]\n\n");
 }
 
-/* ---- chat -------------------------------------------------------------------------------------
- */
+/* ---- chat --------------------------------------------------------------------------------- */
 
 static const struct openai_chunk chat_chunk = {"chatcmpl-", "chat.completion.chunk"};
 
@@ -396,8 +392,7 @@ void openai_chat(struct exchange *x) {
     exchange_converse(x, ask, &f, &chat_style);
 }
 
-/* ---- models -----------------------------------------------------------------------------------
- */
+/* ---- models ------------------------------------------------------------------------------- */
 
 /* Also with the Anthropic API's names, and vLLM's name for the context length, which clients look
  * for. */

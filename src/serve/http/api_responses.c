@@ -92,8 +92,7 @@ void openai_response_delete(struct exchange *x) {
         refuse_unknown(x);
 }
 
-/* ---- what a stored response was given ---------------------------------------------------------
- */
+/* ---- what a stored response was given ----------------------------------------------------- */
 
 /* The id encodes its place, so that a list can continue after it: items are not stored. */
 static void add_input(json_t *items, const char *response, const char *prefix, json_t *item) {
@@ -198,8 +197,7 @@ void openai_response_input(struct exchange *x) {
     json_decref(stored);
 }
 
-/* ---- input ------------------------------------------------------------------------------------
- */
+/* ---- input -------------------------------------------------------------------------------- */
 
 /* Items of one assistant turn (reasoning, text, calls) are one message. */
 static json_t *assistant_turn(json_t *turns) {
@@ -380,8 +378,7 @@ static void read_input(const struct server *s, struct response *r, struct ask *a
     json_decref(snapshot);
 }
 
-/* ---- what else is asked -----------------------------------------------------------------------
- */
+/* ---- what else is asked ------------------------------------------------------------------- */
 
 static void read_text(struct ask *ask, struct fields *f, const struct ask_model *m) {
     const json_t *text = NULL;
@@ -462,8 +459,7 @@ static void read_all(const struct server *s, struct response *r, struct ask *ask
     read_logprobs(ask, f);
 }
 
-/* ---- the response -----------------------------------------------------------------------------
- */
+/* ---- the response ------------------------------------------------------------------------- */
 
 static json_t *usage_json(const struct exchange *x) {
     struct usage_counts u = exchange_usage(x);
@@ -520,8 +516,7 @@ static json_t *failed_json(const struct exchange *x, const char *message) {
     return out;
 }
 
-/* ---- items ------------------------------------------------------------------------------------
- */
+/* ---- items -------------------------------------------------------------------------------- */
 
 static void put(struct exchange *x, const char *event, json_t *data) {
     struct response *r = response_of(x);
@@ -654,8 +649,7 @@ static void put_piece(struct exchange *x, struct answer *a, const struct piece *
     put(x, thinks ? "response.reasoning_text.delta" : "response.output_text.delta", delta);
 }
 
-/* ---- the answer -------------------------------------------------------------------------------
- */
+/* ---- the answer --------------------------------------------------------------------------- */
 
 static void begin(struct exchange *x) {
     put(x, "response.created", json_pack("{s:o}", "response", response_json(x, "in_progress")));

@@ -13,8 +13,7 @@
 #include "serve/http/openai.h"
 #include "serve/http/snapshot.h"
 
-/* ---- what is kept -----------------------------------------------------------------------------
- */
+/* ---- what is kept ------------------------------------------------------------------------- */
 
 /* Hash of all tokens' texts: ids only make sense with the same vocabulary. */
 static json_t *vocabulary_json(const struct ask_model *m) {
@@ -75,8 +74,7 @@ static int keep(const struct server *s, const char *id, const json_t *snapshot, 
     return status;
 }
 
-/* ---- going on from one ------------------------------------------------------------------------
- */
+/* ---- going on from one -------------------------------------------------------------------- */
 
 /* Adds its tokens to the replay store: the conversation's beginning as it was sampled. */
 static void replay(const struct server *s, const struct ask *ask, const json_t *snapshot) {
@@ -137,8 +135,7 @@ void snapshot_begin(const struct server *s, struct ask *ask, struct fields *f) {
     json_decref(snapshot);
 }
 
-/* ---- routes -----------------------------------------------------------------------------------
- */
+/* ---- routes ------------------------------------------------------------------------------- */
 
 static void refuse_unknown(struct exchange *x) {
     exchange_refuse(x, 404, NULL, "there is no snapshot %s", x->name);

@@ -76,8 +76,7 @@ void exchange_release(struct exchange *x) {
     free(x);
 }
 
-/* ---- replies ----------------------------------------------------------------------------------
- */
+/* ---- replies ------------------------------------------------------------------------------ */
 
 /* Under the lock. */
 static void resume(struct exchange *x) {
@@ -217,8 +216,7 @@ static json_t *read_body(struct exchange *x) {
     return NULL;
 }
 
-/* ---- answers ----------------------------------------------------------------------------------
- */
+/* ---- answers ------------------------------------------------------------------------------ */
 
 static struct exchange *of_job(struct job *job) {
     return (struct exchange *)((char *)job - offsetof(struct exchange, job));
@@ -416,8 +414,7 @@ json_t *exchange_reuse(const struct sluice_reuse *r) {
                      (json_int_t)r->host, "disk", (json_int_t)r->disk, "why_not_more", r->why);
 }
 
-/* ---- writing ----------------------------------------------------------------------------------
- */
+/* ---- writing ------------------------------------------------------------------------------ */
 
 /* Stores the conversation with this answer for the next turn. */
 static void remember(struct exchange *x, const struct answer *a) {
@@ -572,8 +569,7 @@ void exchange_write(struct exchange *x) {
         end(x);
 }
 
-/* ---- sending ----------------------------------------------------------------------------------
- */
+/* ---- sending ------------------------------------------------------------------------------ */
 
 static ssize_t read_out(void *user, uint64_t position, char *to, size_t max) {
     struct exchange *x = user;

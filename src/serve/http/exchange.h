@@ -96,8 +96,7 @@ struct exchange {
     bool is_half; /* the client sends nothing more, and may be gone */
 };
 
-/* ---- for handlers -----------------------------------------------------------------------------
- */
+/* ---- for handlers ------------------------------------------------------------------------- */
 
 void exchange_reply(struct exchange *x, int status, json_t *body); /* takes the body */
 void exchange_reply_text(struct exchange *x, int status, const char *type, struct str text);
@@ -124,8 +123,7 @@ struct usage_counts exchange_usage(const struct exchange *x);
 /* Tokens of the prompt found in the cache, by tier, and why not more. */
 json_t *exchange_reuse(const struct sluice_reuse *reuse);
 
-/* ---- for the writer and the server ------------------------------------------------------------
- */
+/* ---- for the writer and the server -------------------------------------------------------- */
 
 struct exchange *exchange_open(struct server *server, struct MHD_Connection *connection,
                                const char *method, const char *path);

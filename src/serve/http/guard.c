@@ -14,8 +14,7 @@ static const char *header(const struct exchange *x, const char *name) {
     return MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, name);
 }
 
-/* ---- names ------------------------------------------------------------------------------------
- */
+/* ---- names -------------------------------------------------------------------------------- */
 
 /* The name without its port, if any. */
 static struct str host_name(const char *host) {
@@ -73,8 +72,7 @@ static bool is_allowed_origin(const struct server *s, const char *origin) {
     return false;
 }
 
-/* ---- keys -------------------------------------------------------------------------------------
- */
+/* ---- keys --------------------------------------------------------------------------------- */
 
 /* Whether the texts are equal, in constant time. */
 static bool is_same_text(const char *given, const char *expected) {
@@ -170,8 +168,7 @@ static const char *framing_fault(const struct exchange *x) {
     return NULL;
 }
 
-/* ---- requests ---------------------------------------------------------------------------------
- */
+/* ---- requests ----------------------------------------------------------------------------- */
 
 bool guard_admits(struct exchange *x) {
     const struct server *s = x->server;

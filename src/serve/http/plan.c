@@ -44,8 +44,7 @@ void plan_close(struct server *s) {
     pthread_mutex_destroy(&s->plan_lock);
 }
 
-/* ---- handlers ---------------------------------------------------------------------------------
- */
+/* ---- handlers ----------------------------------------------------------------------------- */
 
 void own_plan(struct exchange *x) {
     if (x->server->served.plan)

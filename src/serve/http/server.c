@@ -33,8 +33,7 @@ struct server_options server_options_default(void) {
     };
 }
 
-/* ---- requests ---------------------------------------------------------------------------------
- */
+/* ---- requests ----------------------------------------------------------------------------- */
 
 /* The path after the prefix; NULL: it has another. */
 static const char *after_prefix(const struct server *s, const char *path) {
@@ -253,8 +252,7 @@ static void on_connection(void *user, struct MHD_Connection *connection, void **
     }
 }
 
-/* ---- listening --------------------------------------------------------------------------------
- */
+/* ---- listening ---------------------------------------------------------------------------- */
 
 static int listen_unix(struct server *s, struct err *err) {
     const char *path = s->options.unix_path;
@@ -357,8 +355,7 @@ static int start_listening(struct server *s, struct err *err) {
                                         : listen_tcp(s, err);
 }
 
-/* ---- opening and closing ----------------------------------------------------------------------
- */
+/* ---- opening and closing ------------------------------------------------------------------ */
 
 static void log_mhd(void *user, const char *format, va_list args) {
     char line[256];

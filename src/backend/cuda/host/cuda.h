@@ -94,9 +94,7 @@ typedef int cuda_record_fn(struct recorder *r, const struct op *op);
 #include "plan/ops.def"
 #undef OP
 
-/* ---- between the files of host/
- * ------------------------------------------------------------------
- */
+/* ---- between the files of host/ ----------------------------------------------------------- */
 
 /* Where a weight is on the device. */
 struct cuda_place {

@@ -16,8 +16,7 @@
 
 enum { PLACE_ALIGN = 256, BUFFER_BYTES = 32 << 20, BUFFERS = 2, CHUNK_ROWS = 16 };
 
-/* ---- places -----------------------------------------------------------------------------------
- */
+/* ---- places ------------------------------------------------------------------------------- */
 
 const struct cuda_place *cuda_find_place(const struct backend *b, const struct operand *o) {
     return places_find(b->places, b->n_places, sizeof *b->places, o);
@@ -103,8 +102,7 @@ int cuda_place_weights(struct backend *b, struct plan *const *plans, uint32_t n_
     return SLUICE_OK;
 }
 
-/* ---- the upload ----------------------------------------------------------------------
- */
+/* ---- the upload --------------------------------------------------------------------------- */
 
 struct upload {
     struct backend *b;

@@ -10,8 +10,7 @@
 #include "backend/cuda/ops/delta.h"
 #include "base/size.h"
 
-/* ---- where logs are ---------------------------------------------------------------------------
- */
+/* ---- where logs are ----------------------------------------------------------------------- */
 
 static uint64_t count_bytes(const struct cuda_log *l) {
     uint64_t bytes = (uint64_t)l->tiles * l->cells * sizeof(uint32_t);
@@ -81,8 +80,7 @@ int cuda_open_logs(struct backend *b, struct err *err) {
                                   SETTLE_KERNEL);
 }
 
-/* ---- settling ---------------------------------------------------------------------------------
- */
+/* ---- settling ----------------------------------------------------------------------------- */
 
 static void add_cell(struct cuda_logs *logs, uint32_t cell) {
     if (cell < logs->n_cells && logs->is_open[cell]) {
@@ -175,8 +173,7 @@ int cuda_settle_all(struct backend *b, struct err *err) {
     return settle(b, err);
 }
 
-/* ---- steps ------------------------------------------------------------------------------------
- */
+/* ---- steps -------------------------------------------------------------------------------- */
 
 static void open_log(struct cuda_logs *logs, uint32_t cell) {
     if (cell < logs->n_cells && !logs->is_open[cell]) {

@@ -7,8 +7,7 @@
 #include "backend/cuda/ops/state.h"
 #include "base/size.h"
 
-/* ---- devices ----------------------------------------------------------------------------------
- */
+/* ---- devices ------------------------------------------------------------------------------ */
 
 static int attribute(CUdevice device, CUdevice_attribute what) {
     int value = 0;
@@ -72,8 +71,7 @@ static bool cuda_device_line(int i, char *out, size_t size) {
     return true;
 }
 
-/* ---- opening and closing ----------------------------------------------------------------------
- */
+/* ---- opening and closing ------------------------------------------------------------------ */
 
 int cuda_enter(struct backend *b, struct err *err) {
     if (b->is_broken)
@@ -191,8 +189,7 @@ static int cuda_open(struct backend **out, const struct backend_options *options
     return SLUICE_OK;
 }
 
-/* ---- memory -----------------------------------------------------------------------------------
- */
+/* ---- memory ------------------------------------------------------------------------------- */
 
 /* What the plans need of the backend's own memory. */
 struct needs {
@@ -323,9 +320,7 @@ static int cuda_load(struct backend *b, struct backend_weights weights, struct p
     return status;
 }
 
-/* ---- the backend
- * ---------------------------------------------------------------------------------
- */
+/* ---- the backend -------------------------------------------------------------------------- */
 
 static uint8_t *cuda_io(struct backend *b) {
     return b->io;

@@ -20,8 +20,7 @@ static cuda_record_fn *const functions[] = {
 
 enum { WORK_ALIGN = 256 };
 
-/* ---- kernels by name --------------------------------------------------------------------------
- */
+/* ---- kernels by name ---------------------------------------------------------------------- */
 
 int cuda_load_modules(struct backend *b, struct err *err) {
     bool has_any = false;
@@ -72,8 +71,7 @@ static bool can_depend(const struct backend *b, CUfunction f) {
            driver.function_get(&ptx, CU_FUNC_ATTRIBUTE_PTX_VERSION, f) == CUDA_SUCCESS && ptx >= 90;
 }
 
-/* ---- what record functions ask for ------------------------------------------------------------
- */
+/* ---- what record functions ask for -------------------------------------------------------- */
 
 static void *device_at(CUdeviceptr base, uint64_t offset) {
     return (void *)(uintptr_t)(base + offset);
@@ -136,8 +134,7 @@ uint32_t *recorder_counters(struct recorder *r, uint64_t n) {
     return cut(r, n * sizeof(uint32_t), &r->counters_used, &r->counters_most, r->b->counters.at);
 }
 
-/* ---- nodes ------------------------------------------------------------------------------------
- */
+/* ---- nodes -------------------------------------------------------------------------------- */
 
 static int grow_nodes(struct recorder *r) {
     struct cuda_recording *into = r->into;
@@ -242,8 +239,7 @@ int cuda_run_node(struct backend *b, const struct cuda_node *node, bool is_depen
                         err);
 }
 
-/* ---- plans ------------------------------------------------------------------------------------
- */
+/* ---- plans -------------------------------------------------------------------------------- */
 
 /* The flag that tells the host that the step is complete; PICK sets it itself. */
 static int record_done(struct recorder *r) {

@@ -4,8 +4,7 @@
 #include "backend/cuda/host/cuda.h"
 #include "base/size.h"
 
-/* ---- STATE ------------------------------------------------------------------------------------
- */
+/* ---- STATE -------------------------------------------------------------------------------- */
 
 static CUdeviceptr state_at(const struct backend *b, uint64_t offset, uint64_t bytes) {
     CHECK(offset <= b->state.bytes && bytes <= b->state.bytes - offset);

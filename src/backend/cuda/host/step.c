@@ -10,8 +10,7 @@
 #include "backend/cuda/host/cuda.h"
 #include "base/clock.h"
 
-/* ---- a step -----------------------------------------------------------------------------------
- */
+/* ---- a step ------------------------------------------------------------------------------- */
 
 static const struct io_header *header_of(const struct backend *b) {
     return (const struct io_header *)b->io;

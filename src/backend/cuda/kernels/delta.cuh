@@ -110,8 +110,7 @@ static __device__ __forceinline__ void store_window(const struct delta_params &p
     }
 }
 
-/* ---- pointwise functions ----------------------------------------------------------------------
- */
+/* ---- pointwise functions ------------------------------------------------------------------ */
 
 static __device__ __forceinline__ float silu_approx(float x) {
     return __fmul_rn(x, rcp_approx(1.0f + __expf(-x)));
@@ -126,8 +125,7 @@ static __device__ __forceinline__ struct delta_gate gate_of(float alpha, float b
     return gate;
 }
 
-/* ---- the rule ---------------------------------------------------------------------------------
- */
+/* ---- the rule ----------------------------------------------------------------------------- */
 
 /* N sums over the warp at once: lane l returns that of x[l / (32 / N)]. Each sum has the bits of
  * warp_sum; N - 1 + 5 - log2 N shuffles instead of 5 N. */

@@ -25,8 +25,7 @@
 #include "backend/cuda/kernels/project_gemv.cuh"
 #include "backend/cuda/ops/experts.h"
 
-/* ---- pipeline ---------------------------------------------------------------------------------
- */
+/* ---- pipeline ----------------------------------------------------------------------------- */
 
 /* K blocks of a task that are still to be loaded. */
 struct kblock_run {
@@ -139,8 +138,7 @@ accumulate_tasks(const TASKS &tasks, struct pipeline<WARPS, TASKS> &pipeline, co
     }
 }
 
-/* ---- rows and their experts -------------------------------------------------------------------
- */
+/* ---- rows and their experts --------------------------------------------------------------- */
 
 /* The experts of a row: lane i keeps the i-th, so that none is read twice. */
 struct chosen_experts {
@@ -168,8 +166,7 @@ static __device__ __forceinline__ bool has_row(const struct cuda_io &io) {
     return blockIdx.y == 0 || blockIdx.y < io.header->n_rows;
 }
 
-/* ---- EXPERTS_IN -------------------------------------------------------------------------------
- */
+/* ---- EXPERTS_IN --------------------------------------------------------------------------- */
 
 /* Tasks 2 i and 2 i + 1 are gate and up of the thread block's tile i. */
 struct in_tasks {
@@ -282,8 +279,7 @@ static __device__ __forceinline__ void experts_in(const struct experts_in_gemv_p
         tasks.store_hidden(e, factor);
 }
 
-/* ---- EXPERTS_OUT ------------------------------------------------------------------------------
- */
+/* ---- EXPERTS_OUT -------------------------------------------------------------------------- */
 
 /* Expert by expert, the shared one first, the thread block's tiles of each. */
 struct out_tasks {
@@ -386,8 +382,7 @@ static __device__ __forceinline__ void experts_out(const struct experts_out_gemv
     }
 }
 
-/* ---- kernels ----------------------------------------------------------------------------------
- */
+/* ---- kernels ------------------------------------------------------------------------------ */
 
 #define EXPERTS_IN(KIND, NAME, REGISTERS, ...)                                                     \
     extern "C" __global__ void __maxnreg__(REGISTERS)                                              \

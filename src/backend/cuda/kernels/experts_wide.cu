@@ -18,8 +18,7 @@
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
 
-/* ---- tiles ------------------------------------------------------------------------------------
- */
+/* ---- tiles -------------------------------------------------------------------------------- */
 
 struct expert_tile {
     uint32_t tile, n_block; /* tile: of places */
@@ -65,8 +64,7 @@ static __device__ __forceinline__ uint32_t groups_of_kblock(const struct experts
     return (TYPE == IS_Q8_0 ? 16u : 32u) >> p.row_shift;
 }
 
-/* ---- copying ----------------------------------------------------------------------------------
- */
+/* ---- copying ------------------------------------------------------------------------------ */
 
 template <int TYPE, int ROWS, bool IS_IN>
 static __device__ __forceinline__ void copy_expert_tile(const struct experts_wide_params &p,
@@ -98,8 +96,7 @@ static __device__ __forceinline__ void copy_expert_tiles(const struct experts_wi
         copy_expert_tile<TYPE, ROWS, IS_IN>(p, t, pipe);
 }
 
-/* ---- multiplying ------------------------------------------------------------------------------
- */
+/* ---- multiplying -------------------------------------------------------------------------- */
 
 /* SwiGLU of the values of places 8 i + 2 j and the next, x of v[4 i + x]. */
 template <int ROWS>

@@ -12,8 +12,7 @@
 #include "backend/cuda/kernels/quantize.cuh"
 #include "backend/cuda/ops/experts_wide.h"
 
-/* ---- sort -------------------------------------------------------------------------------------
- */
+/* ---- sort --------------------------------------------------------------------------------- */
 
 enum { SORT_WARPS = EXPERTS_SORT_THREADS / 32 };
 
@@ -136,8 +135,7 @@ extern "C" __global__ void __launch_bounds__(EXPERTS_SORT_THREADS)
         p.order.experts[i] = expert;
 }
 
-/* ---- quantize ---------------------------------------------------------------------------------
- */
+/* ---- quantize ----------------------------------------------------------------------------- */
 
 /* A quantized row in shared memory, as project.h has it. */
 struct qact_row {
@@ -276,8 +274,7 @@ extern "C" __global__ void __maxnreg__(64)
     }
 }
 
-/* ---- combine ----------------------------------------------------------------------------------
- */
+/* ---- combine ------------------------------------------------------------------------------ */
 
 static __device__ __forceinline__ float4 fma4(float w, float4 v, float4 sum) {
     return make_float4(__fmaf_rn(w, v.x, sum.x), __fmaf_rn(w, v.y, sum.y), __fmaf_rn(w, v.z, sum.z),

@@ -62,8 +62,7 @@ static __device__ __forceinline__ float4 join_bf16(const struct bf16_parts &p) {
                        __fadd_rn(bf16_second(p.hi.y), bf16_second(p.lo.y)));
 }
 
-/* ---- F16 ------------------------------------------------------------------------------------
- */
+/* ---- F16 ---------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ uint32_t f16_pair(float a, float b) {
     __half2 pair = __floats2half2_rn(a, b);

@@ -27,8 +27,7 @@
  * H200, qwen35-4b Q4_K_M, ffn in with 16 rows: 17 us; the gemv kernels for 8 rows 37. */
 #include "backend/cuda/kernels/project_gemm_kblock.cuh"
 
-/* ---- tasks ------------------------------------------------------------------------------------
- */
+/* ---- tasks -------------------------------------------------------------------------------- */
 
 struct gemm_task {
     uint32_t segment, m16_tile;   /* of the segment */
@@ -79,8 +78,7 @@ static __device__ __forceinline__ struct slab_range find_slabs(const struct gemm
     return {first, last - first};
 }
 
-/* ---- mbarriers: of all pipelines' stages, of the squares, of the factors, of the slabs --------
- */
+/* ---- mbarriers: of all pipelines' stages, of the squares, of the factors, of the slabs ---- */
 
 static __device__ __forceinline__ uint32_t stage_mbar(const struct gemm_params &gemm,
                                                       uint32_t pipeline, uint32_t stage) {
@@ -100,8 +98,7 @@ static __device__ __forceinline__ uint32_t slab_mbar(const struct gemm_params &g
     return squares_mbar(gemm) + 16 + i * 8;
 }
 
-/* ---- pipeline ---------------------------------------------------------------------------------
- */
+/* ---- pipeline ----------------------------------------------------------------------------- */
 
 /* What a warp loads next. */
 struct m16_loader {
@@ -170,8 +167,7 @@ static __device__ __forceinline__ bool is_stage_free(const struct gemm_params &g
     return (__shfl_sync(~0u, before, 0) & (warps - 1)) == warps - 1;
 }
 
-/* ---- factors of the norm ----------------------------------------------------------------------
- */
+/* ---- factors of the norm ------------------------------------------------------------------ */
 
 static __device__ __forceinline__ float *norm_factors(const struct gemm_params &gemm) {
     extern __shared__ uint4 shared[];
@@ -220,8 +216,7 @@ static __device__ __forceinline__ void wait_factors(const struct gemm_params &ge
         bulk_wait(factors_mbar(gemm), 0);
 }
 
-/* ---- epilogue ---------------------------------------------------------------------------------
- */
+/* ---- epilogue ----------------------------------------------------------------------------- */
 
 /* Where a lane's C fragments go: weight rows g and g + 8, rows 2 j and 2 j + 1 of every n8 tile. */
 struct c_place {
@@ -313,8 +308,7 @@ static __device__ __forceinline__ void store_tile(const struct gemm_params &gemm
     }
 }
 
-/* ---- quantized activations --------------------------------------------------------------------
- */
+/* ---- quantized activations ---------------------------------------------------------------- */
 
 /* Row `row` of a row block: what quantize.cuh calls a QACT. Index i counts four columns. */
 struct gemm_qact_row {
@@ -347,8 +341,7 @@ static __device__ __forceinline__ float *row_squares(const struct gemm_qacts &q,
     return (float *)(q.data + q.squares_at) + row * q.squares_pitch;
 }
 
-/* ---- partial sums -----------------------------------------------------------------------------
- */
+/* ---- partial sums ------------------------------------------------------------------------- */
 
 /* Those of a task's M16 tile that this of its warps makes, and the counter of arrivals. */
 template <int N8>
@@ -452,8 +445,7 @@ static __device__ __forceinline__ void finish_task(const struct gemm_params &gem
     store_tile<N8>(gemm, t, tile_warp, n_rows, acc);
 }
 
-/* ---- all tasks of a warp ----------------------------------------------------------------------
- */
+/* ---- all tasks of a warp ------------------------------------------------------------------ */
 
 /* first_slab: the first one in shared memory. */
 template <int SET, int N8>
@@ -597,8 +589,7 @@ static __device__ __noinline__ void run_f32_tiles(const struct gemm_params &gemm
     }
 }
 
-/* ---- the kernels ------------------------------------------------------------------------------
- */
+/* ---- the kernels -------------------------------------------------------------------------- */
 
 /* By one warp: bulk copies of the thread block's slabs and of the squares. */
 static __device__ __forceinline__ void load_qacts(const struct gemm_params &gemm,
@@ -703,8 +694,7 @@ GEMM_KERNELS(8, 112)
 GEMM_KERNELS(16, 128)
 GEMM_KERNELS(32, 168)
 
-/* ---- quantizing the activations ---------------------------------------------------------------
- */
+/* ---- quantizing the activations ----------------------------------------------------------- */
 
 /* Grid: (rows, thread blocks of a row). Half a warp has 128 columns (quantize.cuh). */
 extern "C" __global__ void __maxnreg__(56)
@@ -720,8 +710,7 @@ extern "C" __global__ void __maxnreg__(56)
     quantize_row_grid(p.io, p.in, source, to, red);
 }
 
-/* ---- partial sums of stream-K, added and quantized --------------------------------------------
- */
+/* ---- partial sums of stream-K, added and quantized ---------------------------------------- */
 
 /* A warp adds an M16 tile's partial sums for 8 rows: finish_rows. */
 extern "C" __global__ void __maxnreg__(96)

@@ -19,8 +19,7 @@
 #include "backend/cuda/kernels/project_gemv.cuh"
 #include "backend/cuda/ops/project_gemm.h"
 
-/* ---- where a lane reads -----------------------------------------------------------------------
- */
+/* ---- where a lane reads ------------------------------------------------------------------- */
 
 /* At an offset from the start of shared memory. */
 template <class T> static __device__ __forceinline__ T read_smem(uint32_t at) {
@@ -126,8 +125,7 @@ template <int TYPE> struct span_cursor {
     }
 };
 
-/* ---- one span ---------------------------------------------------------------------------------
- */
+/* ---- one span ----------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ uint32_t unsigned_byte(uint32_t v, uint32_t i) {
     return __byte_perm(v, 0, 0x4440 + i);
@@ -335,8 +333,7 @@ static __device__ __forceinline__ void mma_span(const struct span_cursor<TYPE> &
         mma_span_q4<TYPE, N8>(w, a, x, d, out);
 }
 
-/* ---- one K block ------------------------------------------------------------------------------
- */
+/* ---- one K block -------------------------------------------------------------------------- */
 
 /* acc += K block; x: its first span in the slab. Its 2, 4 or 8 spans are added one by one. A sum
  * starts with -0, to which adding changes nothing. */

@@ -46,8 +46,7 @@
 
 #include "backend/cuda/kernels/quantize.cuh"
 
-/* ---- asynchronous copies ----------------------------------------------------------------------
- */
+/* ---- asynchronous copies ------------------------------------------------------------------ */
 
 /* All but the latest stages - 1 groups are complete. */
 static __device__ __forceinline__ void cp_async_wait_stages(uint32_t stages) {
@@ -89,8 +88,7 @@ static __device__ __forceinline__ void mbarrier_init_stages(uint32_t mbars, uint
     __syncwarp();
 }
 
-/* ---- tasks ------------------------------------------------------------------------------------
- */
+/* ---- tasks -------------------------------------------------------------------------------- */
 
 struct task {
     uint32_t segment, tile, split;
@@ -197,8 +195,7 @@ static __device__ __forceinline__ uint32_t task_first_kblock(const struct projec
     return split * s.split_kblocks + min(split, (uint32_t)s.split_extra);
 }
 
-/* ---- the pipeline -----------------------------------------------------------------------------
- */
+/* ---- the pipeline ------------------------------------------------------------------------- */
 
 /* Whether there are registers to keep what is known before the wait. */
 template <int SET, int R> static __device__ __forceinline__ constexpr bool keeps_early(void) {
@@ -315,8 +312,7 @@ static __device__ __forceinline__ void fill_pipeline(const struct project_params
     }
 }
 
-/* ---- activations in shared memory -------------------------------------------------------------
- */
+/* ---- activations in shared memory --------------------------------------------------------- */
 
 /* R qacts, laid out as in project.h. */
 struct qact_view {
@@ -375,8 +371,7 @@ static __device__ __forceinline__ float4 act_f32x4(const struct qact_view &a, in
                                      : ((const float4 *)row)[i];
 }
 
-/* ---- a K block times R rows -------------------------------------------------------------------
- */
+/* ---- a K block times R rows --------------------------------------------------------------- */
 
 static __device__ __forceinline__ int dp4a_ss(uint32_t w, uint32_t a, int c) {
     return __dp4a((int)w, (int)a, c);
@@ -749,8 +744,7 @@ dot_kblock(uint32_t type, const uint8_t *stage, const struct qact_view &a, uint3
     }
 }
 
-/* ---- sums of a task ---------------------------------------------------------------------------
- */
+/* ---- sums of a task ----------------------------------------------------------------------- */
 
 /* f32 activations: transposes and adds 4 rows over row_lanes lanes. Lane i of them ends up with row
  * i % 2 * 2 + i / 2 % 2. */
@@ -950,8 +944,7 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
     }
 }
 
-/* ---- combining partial sums -------------------------------------------------------------------
- */
+/* ---- combining partial sums --------------------------------------------------------------- */
 
 /* One output of the thread block, for one row. Packed: registers are few. */
 struct result {
@@ -1037,8 +1030,7 @@ combine_result(const struct project_params &p, const struct result &at, const fl
     return v;
 }
 
-/* ---- the kernel -------------------------------------------------------------------------------
- */
+/* ---- the kernel --------------------------------------------------------------------------- */
 
 /* Rows quantized by project_quantize, and their sums of squares, to shared memory. By one lane. */
 template <int R>

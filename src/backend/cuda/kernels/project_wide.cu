@@ -35,8 +35,7 @@
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
 
-/* ---- the pipeline in shared memory -----------------------------------------------------------
- */
+/* ---- the pipeline in shared memory -------------------------------------------------------- */
 
 static __device__ __forceinline__ uint32_t shared_base(void) {
     extern __shared__ __align__(1024) uint8_t wide_shared[];
@@ -62,8 +61,7 @@ struct pipeline {
     }
 };
 
-/* ---- tiles of the product --------------------------------------------------------------------
- */
+/* ---- tiles of the product ----------------------------------------------------------------- */
 
 struct wide_tile {
     uint32_t segment, n_block, row_block; /* row_block: of the tile's rows */
@@ -221,8 +219,7 @@ static __device__ __forceinline__ uint32_t kblock_groups(const struct project_se
     return 1u << ((TYPE == IS_Q8_0 ? 4 : 5) - s.row_shift);
 }
 
-/* ---- the copying warpgroup -------------------------------------------------------------------
- */
+/* ---- the copying warpgroup ---------------------------------------------------------------- */
 
 /* A weight row in its tile. SwiGLU: rows 8 i ... of gate, then the same of up, in turns. */
 struct weight_row {
@@ -346,8 +343,7 @@ static __device__ __forceinline__ void copy_tile_of_type(const struct wide_param
         copy_tile<IS_Q4_K, ROWS, EARLY>(p, t, pipe, n_early);
 }
 
-/* ---- multiplying -----------------------------------------------------------------------------
- */
+/* ---- multiplying -------------------------------------------------------------------------- */
 
 /* Starts a part of a group; b: its activations. Q8_0: the half's two products. */
 template <int TYPE, int ROWS, int PART>
@@ -438,8 +434,7 @@ static __device__ __forceinline__ void multiply_group(const struct wide_params &
     release_stage(p, empty, bits_of_sums(s.kblock, 0));
 }
 
-/* ---- epilogue --------------------------------------------------------------------------------
- */
+/* ---- epilogue ----------------------------------------------------------------------------- */
 
 /* Factors that the thread block has computed (write_factors) are in shared memory. */
 template <class T>
@@ -487,8 +482,7 @@ struct whole_tile {
     }
 };
 
-/* ---- the multiplying warpgroups --------------------------------------------------------------
- */
+/* ---- the multiplying warpgroups ----------------------------------------------------------- */
 
 /* Adds the sum of the K splits before to v, and keeps it for the next one. */
 template <int ROWS>
@@ -671,8 +665,7 @@ static __device__ __forceinline__ void finish_tile(const struct wide_params &p, 
     }
 }
 
-/* ---- the sums of a K block and of a split ----------------------------------------------------
- */
+/* ---- the sums of a K block and of a split ------------------------------------------------- */
 
 /* Where in K a tile is. */
 struct k_place {
@@ -714,8 +707,7 @@ end_group(const struct wide_params &p, const struct project_segment &seg, float 
         split[i] = 0;
 }
 
-/* ---- Q8_0, both operands int8 ----------------------------------------------------------------
- */
+/* ---- Q8_0, both operands int8 ------------------------------------------------------------- */
 
 /* When the stage is there. */
 static __device__ __forceinline__ void start_q8_group(struct q8_sums &s,

@@ -20,8 +20,7 @@
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
 
-/* ---- the pipeline in shared memory -----------------------------------------------------------
- */
+/* ---- the pipeline in shared memory -------------------------------------------------------- */
 
 static __device__ __forceinline__ uint32_t shared_base(void) {
     extern __shared__ __align__(1024) uint8_t bf16_shared[];
@@ -47,8 +46,7 @@ template <int ROWS> struct bf16_pipeline {
     }
 };
 
-/* ---- tiles of the product --------------------------------------------------------------------
- */
+/* ---- tiles of the product ----------------------------------------------------------------- */
 
 struct bf16_tile {
     uint32_t segment, n_block, row_block;
@@ -109,8 +107,7 @@ static __device__ __forceinline__ bool find_tile(const struct wide_bf16_params &
     return false;
 }
 
-/* ---- the copying warps -----------------------------------------------------------------------
- */
+/* ---- the copying warps -------------------------------------------------------------------- */
 
 /* What a lane copies of every panel: up to 8 rows of a tile. bytes 0: nothing. */
 struct weight_rows {
@@ -231,8 +228,7 @@ static __device__ __forceinline__ void copy_tiles(const struct wide_bf16_params 
         copy_tile<ROWS, CLUSTER>(p, t, n_copied, pipe);
 }
 
-/* ---- multiplying -----------------------------------------------------------------------------
- */
+/* ---- multiplying -------------------------------------------------------------------------- */
 
 /* Descriptor of rows of 128 bytes, swizzled, 8 of them 1024 bytes. */
 static __device__ __forceinline__ uint64_t describe_rows(uint32_t at) {
@@ -291,8 +287,7 @@ static __device__ __forceinline__ void multiply_chain(const struct wide_bf16_par
         asm volatile("" : "+f"(c[i]));
 }
 
-/* ---- epilogue --------------------------------------------------------------------------------
- */
+/* ---- epilogue ----------------------------------------------------------------------------- */
 
 /* store_tile's WHOLE. */
 struct whole_tile {
@@ -331,8 +326,7 @@ struct whole_tile {
     }
 };
 
-/* ---- the multiplying warpgroups --------------------------------------------------------------
- */
+/* ---- the multiplying warpgroups ----------------------------------------------------------- */
 
 /* A chain's sums to the workspace; the last thread block of the tile's adds all, in order, and has
  * them in v. */
@@ -464,8 +458,7 @@ static __device__ __forceinline__ void project_wide_bf16(const struct wide_bf16_
 BF16_KERNELS(bf16, IS_BF16)
 BF16_KERNELS(f16, IS_F16)
 
-/* ---- splitting the activations ---------------------------------------------------------------
- */
+/* ---- splitting the activations ------------------------------------------------------------ */
 
 /* A row of the split activations: quantize.cuh's QACT. Index i counts four columns. */
 struct wide_split_row {

@@ -30,8 +30,7 @@ template <int U> struct q8_unit {
     enum : int { M = U / 4, N = U / 2 % 2, HALF = 1 - U % 2 };
 };
 
-/* ---- multiplying -----------------------------------------------------------------------------
- */
+/* ---- multiplying -------------------------------------------------------------------------- */
 
 /* Descriptor of weights: 16 bytes of 8 rows are 128 bytes, the next 16 bytes WIDE_CHUNK further. */
 static __device__ __forceinline__ uint64_t describe_weights(uint32_t at) {
@@ -53,8 +52,7 @@ static __device__ __forceinline__ void start_unit(struct q8_sums &s, uint32_t at
     wgmma_commit();
 }
 
-/* ---- scaling ---------------------------------------------------------------------------------
- */
+/* ---- scaling ------------------------------------------------------------------------------ */
 
 /* What units are scaled with, loaded while the one before is scaled. */
 struct q8_scales {
@@ -106,8 +104,7 @@ static __device__ __forceinline__ void open_factors(float (&d)[2][4], const stru
     }
 }
 
-/* ---- a group ---------------------------------------------------------------------------------
- */
+/* ---- a group ------------------------------------------------------------------------------ */
 
 /* Unit U, which is started; U + 1 is at the end. by: its scales, and then the next one's. */
 template <int U>

@@ -78,8 +78,7 @@ extern "C" __global__ void __maxnreg__(56)
         p.squares[blockIdx.x * groups + threadIdx.x] = wide_red[threadIdx.x];
 }
 
-/* ---- after a product that leaves its parts ---------------------------------------------------
- */
+/* ---- after a product that leaves its parts ------------------------------------------------ */
 
 /* A thread adds what a thread of project_wide has of 8 rows: finish_rows. */
 extern "C" __global__ void __maxnreg__(96)

@@ -7,8 +7,7 @@
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
 
-/* ---- a stage -------------------------------------------------------------------------------
- */
+/* ---- a stage ------------------------------------------------------------------------------ */
 
 /* Whether both operands are int8, which wgmma reads from shared memory: project_wide_q8.cuh. */
 template <int TYPE, int ROWS> constexpr bool IS_ALL_INT8 = TYPE == IS_Q8_0 &&ROWS == 128;
@@ -45,8 +44,7 @@ template <class T> static __device__ __forceinline__ T peek(uint32_t at) {
     return *(const T *)__cvta_shared_to_generic(at);
 }
 
-/* ---- unpacking weights -----------------------------------------------------------------------
- */
+/* ---- unpacking weights -------------------------------------------------------------------- */
 
 static __device__ __forceinline__ uint32_t as_u32(__half2 h) {
     return *reinterpret_cast<uint32_t *>(&h);
@@ -244,8 +242,7 @@ unpack_part(fragments &f, struct weight_scales<TYPE> (&scales)[2], uint32_t at) 
         asm volatile("" : "+r"(f[i / 4][i % 4]));
 }
 
-/* ---- scaling -----------------------------------------------------------------------------------
- */
+/* ---- scaling ------------------------------------------------------------------------------ */
 
 /* What a thread keeps from group to group: of its two weight rows, and rows 8 i + 2 j and the next
  * of the activations: [4 i ...]. */

@@ -525,8 +525,7 @@ static __device__ __forceinline__ uint32_t opaque_add(uint32_t a, uint32_t b) {
     return r;
 }
 
-/* ---- values that are computed again rather than kept in registers -----------------------------
- */
+/* ---- values that are computed again rather than kept in registers ------------------------- */
 
 static __device__ __forceinline__ uint32_t opaque(uint32_t x) {
     asm volatile("" : "+r"(x));

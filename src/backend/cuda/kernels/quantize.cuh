@@ -71,8 +71,7 @@ static __device__ __forceinline__ uint32_t abs_bits(float x) {
     return __float_as_uint(x) & 0x7fffffffu;
 }
 
-/* ---- 8 columns a thread ----------------------------------------------------------------------
- */
+/* ---- 8 columns a thread ------------------------------------------------------------------- */
 
 enum {
     GROUP_THREADS = PROJECT_GROUP / PROJECT_COLS, /* of 128 columns */
@@ -125,8 +124,7 @@ static __device__ __forceinline__ struct col8 mul(const struct col8 &a, const st
     return {{mul(a.quad[0], b.quad[0]), mul(a.quad[1], b.quad[1])}};
 }
 
-/* ---- stores to project.h's qact, for columns 4 i ... ------------------------------------------
- */
+/* ---- stores to project.h's qact, for columns 4 i ... -------------------------------------- */
 
 static __device__ __forceinline__ void *qact_word(uint8_t *qact, uint32_t k, uint32_t i) {
     return qact + (i % 32 / 4 * project_plane(k) + i / 32) * 16 + i % 4 * 4;
@@ -235,8 +233,7 @@ static __device__ __forceinline__ float split_f16_row(uint32_t k, const float4 *
     return scale.down;
 }
 
-/* ---- what the kernel's set of weight types decides at compile time, as far as it does ---------
- */
+/* ---- what the kernel's set of weight types decides at compile time, as far as it does ----- */
 
 template <int SET>
 static __device__ __forceinline__ bool wants_int8(const struct project_input &in) {
@@ -258,8 +255,7 @@ static __device__ __forceinline__ bool wants_squares(uint32_t prologue) {
     return prologue == PROLOGUE_NORM || prologue == PROLOGUE_GATED_NORM;
 }
 
-/* ---- quantizing ------------------------------------------------------------------------------
- */
+/* ---- quantizing --------------------------------------------------------------------------- */
 
 /* norm_factor of a head of 128 columns: one instruction less, the same bits. */
 static __device__ __forceinline__ float head_factor(const struct project_input &in, float square) {
@@ -351,8 +347,7 @@ static __device__ __forceinline__ void store_col8(const struct project_input &in
         squares[i / 32] = square;
 }
 
-/* ---- which row -------------------------------------------------------------------------------
- */
+/* ---- which row ---------------------------------------------------------------------------- */
 
 /* Row `i` of those that go through the product. */
 struct row_source {
@@ -398,8 +393,7 @@ static __device__ __forceinline__ struct row_pointers wait_for_row(const struct 
     return in.is_lm_head ? lm_head_row(io, in, from) : fixed_row(in, from);
 }
 
-/* ---- generic path: heads of any width, any alignment -----------------------------------------
- */
+/* ---- generic path: heads of any width, any alignment -------------------------------------- */
 
 /* GATED_NORM: a factor a head, a warp each. */
 static __device__ __forceinline__ void store_head_factors(const struct project_input &in,
@@ -473,8 +467,7 @@ quantize_row_generic(const struct cuda_io &io, const struct project_input &in,
         __syncthreads(); /* before the next row's factors overwrite these */
 }
 
-/* ---- fast path: 16-byte loads, heads of 128 columns (or multiples, with SIGMOID_GATE) ----------
- */
+/* ---- fast path: 16-byte loads, heads of 128 columns (or multiples, with SIGMOID_GATE) ----- */
 
 static __device__ __forceinline__ float4 sigmoid4(float4 g) {
     return make_float4(sigmoid_approx(g.x), sigmoid_approx(g.y), sigmoid_approx(g.z),
@@ -623,8 +616,7 @@ quantize_row_vec4(const struct row_threads &threads, const struct cuda_io &io,
     quantize_row_vec4<SET>(threads, io, in, from, weights, qact, squares, none);
 }
 
-/* ---- the whole row ---------------------------------------------------------------------------
- */
+/* ---- the whole row ------------------------------------------------------------------------ */
 
 /* Quantizes a row by the whole thread block. red: k / 128 sums of squares (NORM), or a factor a
  * head (GATED_NORM on the generic path). ALL_VEC4: there is no generic path. */
@@ -713,8 +705,7 @@ quantize_wide_row(const struct row_threads &threads, const PARAMS &p, const QACT
         p.factors[blockIdx.x] = factor;
 }
 
-/* ---- after a product that leaves its parts ---------------------------------------------------
- */
+/* ---- after a product that leaves its parts ------------------------------------------------ */
 
 enum { FINISH_PITCH = PROJECT_GROUP + 4 };
 

@@ -15,8 +15,7 @@ enum {
     MAX_STAGES = 8,
 };
 
-/* ---- tiles -------------------------------------------------------------
- */
+/* ---- tiles -------------------------------------------------------------------------------- */
 
 /* The matrices of an op; optional ones may have no dims. */
 static uint32_t list_matrices(const struct op *op, const struct operand *out[4]) {
@@ -90,8 +89,7 @@ bool experts_tile_format(const struct op *op, const struct operand *weight,
     return false;
 }
 
-/* ---- recording --------------------------------------------------------------------------------
- */
+/* ---- recording ---------------------------------------------------------------------------- */
 
 /* Adds its type to `set`, and makes a stage as large as its K blocks. */
 static struct experts_matrix add_matrix(struct recorder *r, const struct operand *w,

@@ -18,8 +18,7 @@ static int launch(struct recorder *r, const char *kernel, uint32_t blocks, uint6
     return recorder_launch(r, &l, p, bytes);
 }
 
-/* ---- EXPERTS_IN -------------------------------------------------------------------------------
- */
+/* ---- EXPERTS_IN --------------------------------------------------------------------------- */
 
 /* Gate or up of the routed experts, the shared one, or both; NULL: not. */
 static int record_in(struct recorder *r, const struct op *op, const struct fallback_acts *acts,
@@ -93,8 +92,7 @@ int record_experts_in(struct recorder *r, const struct op *op) {
     return status ? status : record_in_all(r, op, &q.to, &o->up, &o->shared_up, FALLBACK_GATED);
 }
 
-/* ---- EXPERTS_OUT ------------------------------------------------------------------------------
- */
+/* ---- EXPERTS_OUT -------------------------------------------------------------------------- */
 
 /* The part of hidden that a launch reads: quantized, or as it is where f32 rows begin at multiples
  * of 16 bytes. */

@@ -26,8 +26,7 @@ struct experts_op {
     float *factors;
 };
 
-/* ---- which ops --------------------------------------------------------------------------------
- */
+/* ---- which ops ---------------------------------------------------------------------------- */
 
 /* Places of a tile. Weights are unpacked half as often for 64, but of 32 two thread blocks fit an
  * SM (not with Q8_0), and fewer places are empty. IN, whose tiles are long, is then never slower.
@@ -80,8 +79,7 @@ bool experts_is_wide(struct recorder *r, const struct op *op) {
            (v.is_in || (x->offset % 16 == 0 && x->stride % 4 == 0));
 }
 
-/* ---- before the products ----------------------------------------------------------------------
- */
+/* ---- before the products ------------------------------------------------------------------ */
 
 static int record_sort(struct recorder *r, struct experts_op *v) {
     uint64_t choices = (uint64_t)v->rows * (v->used + 1);
@@ -135,8 +133,7 @@ static int record_quantize(struct recorder *r, const struct experts_op *v, bool 
     return recorder_launch(r, &launch, &p, sizeof p);
 }
 
-/* ---- products ---------------------------------------------------------------------------------
- */
+/* ---- products ----------------------------------------------------------------------------- */
 
 static struct experts_wide_matrix matrix_of(const struct cuda_matrix m[2]) {
     return (struct experts_wide_matrix){.data = {m[0].data, m[1].data},
@@ -210,8 +207,7 @@ static int record_all(struct recorder *r, struct experts_op *v, float *out) {
     return status;
 }
 
-/* ---- recording --------------------------------------------------------------------------------
- */
+/* ---- recording ---------------------------------------------------------------------------- */
 
 int record_experts_in_wide(struct recorder *r, const struct op *op) {
     struct experts_op v = view(r, op);

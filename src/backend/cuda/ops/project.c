@@ -23,8 +23,7 @@ enum {
     F16_THREADS = 512,        /* of project_quantize_f16, at most */
 };
 
-/* ---- sets of types ----------------------------------------------------------------------------
- */
+/* ---- sets of types ------------------------------------------------------------------------ */
 
 uint32_t project_type_bit(uint32_t type) {
     switch (type) {
@@ -129,8 +128,7 @@ static uint32_t kernel_set(const struct recorder *r, const struct project_input 
     return lacks_room || strcmp(project_set_name(set), "all") == 0 ? IS_ANY : set;
 }
 
-/* ---- input ------------------------------------------------------------------------------------
- */
+/* ---- input -------------------------------------------------------------------------------- */
 
 static bool is_aligned(const struct operand *o) {
     return o->n_dims == 0 || (o->offset % 16 == 0 && o->stride % 4 == 0);
@@ -176,8 +174,7 @@ static struct project_input input_of(struct recorder *r, const struct op *op,
     };
 }
 
-/* ---- shape and arguments ----------------------------------------------------------------------
- */
+/* ---- shape and arguments ------------------------------------------------------------------ */
 
 /* Beside int8 segments, F32 ones are few rows of weights (alpha and beta of the delta rule), and
  * f32 values in the qacts would take room from every block's pipeline. For one row and two the qact
@@ -252,8 +249,7 @@ static struct project_params arguments_of(struct recorder *r, const struct op *o
     return p;
 }
 
-/* ---- quantizing rows --------------------------------------------------------------------------
- */
+/* ---- quantizing rows ---------------------------------------------------------------------- */
 
 /* Thread blocks of a row. On the fast path they divide its columns, and a thread has one col8, or
  * two or three where there would be more blocks than SMs; on the generic path there is one. */
@@ -304,8 +300,7 @@ static int quantize_rows(struct recorder *r, struct project_params *p, uint32_t 
     return recorder_launch(r, &launch, &params, sizeof params);
 }
 
-/* ---- recording --------------------------------------------------------------------------------
- */
+/* ---- recording ---------------------------------------------------------------------------- */
 
 /* Where PICK comes next, the LM head of a single row writes the logits that the host asks for, and
  * finds the argmax, in words of the device's IO header that are zero when the step begins. */

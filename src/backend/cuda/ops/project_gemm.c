@@ -32,8 +32,7 @@ struct block_share {
     bool has_bulk_copy;  /* whose mbarriers two warps can wait for */
 };
 
-/* ---- division of work -------------------------------------------------------------------------
- */
+/* ---- division of work --------------------------------------------------------------------- */
 
 /* F32 segments (alpha and beta) are done by warps of their own. False: their tiles are too high. */
 static bool split_off_f32(struct gemm_params *g) {
@@ -127,8 +126,7 @@ static struct block_share max_share(const struct gemm_params *g, uint32_t n_bloc
     return s;
 }
 
-/* ---- shared memory and warps ------------------------------------------------------------------
- */
+/* ---- shared memory and warps -------------------------------------------------------------- */
 
 /* Columns of the largest K block. */
 static uint32_t max_kblock_columns(const struct project_params *p) {
@@ -263,8 +261,7 @@ static uint32_t choose_row_block(struct gemm_params *g, uint32_t bucket, struct 
     return 0;
 }
 
-/* ---- recording --------------------------------------------------------------------------------
- */
+/* ---- recording ---------------------------------------------------------------------------- */
 
 static int record_quantize(struct recorder *r, const struct gemm_params *g, uint32_t bucket,
                            bool is_alone) {

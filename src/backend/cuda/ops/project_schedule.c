@@ -32,8 +32,7 @@ static uint32_t qact_bytes(const struct project_shape *shape, bool has_f32) {
            (has_f32 ? shape->k * 4 : 0) + 16;
 }
 
-/* ---- segments ---------------------------------------------------------------------------------
- */
+/* ---- segments ----------------------------------------------------------------------------- */
 
 static void set_segments(struct project_schedule *s) {
     const struct project_shape *shape = &s->shape;
@@ -58,8 +57,7 @@ static void set_segments(struct project_schedule *s) {
     s->qact_bytes = qact_bytes(shape, wants_f32 && !shape->f32_from_global);
 }
 
-/* ---- K splits ---------------------------------------------------------------------------------
- */
+/* ---- K splits ----------------------------------------------------------------------------- */
 
 /* Shared memory of a thread block that has a neighbour on its SM. Every other product of a layer
  * adds to the residual, so consecutive kernels have different sizes. */
@@ -114,8 +112,7 @@ static void split_k(struct project_schedule *s, uint32_t n_sms) {
     }
 }
 
-/* ---- thread blocks ----------------------------------------------------------------------------
- */
+/* ---- thread blocks ------------------------------------------------------------------------ */
 
 /* Of all K blocks of a tile. */
 static uint64_t tile_cost(const struct project_segment *seg, uint32_t kblock_cost) {
@@ -358,8 +355,7 @@ static void choose_blocks(struct project_schedule *s, uint32_t n_sms) {
     s->max_results = s->is_direct ? 0 : max_results(s);
 }
 
-/* ---- shared memory ----------------------------------------------------------------------------
- */
+/* ---- shared memory ------------------------------------------------------------------------ */
 
 /* Sets the offsets after pipelines of so many bytes; returns the bytes of all. */
 static uint32_t lay_out(struct project_schedule *s, uint32_t rows, uint32_t tasks,
@@ -460,8 +456,7 @@ static void choose_rows(struct project_schedule *s) {
     }
 }
 
-/* ---- the cache --------------------------------------------------------------------------------
- */
+/* ---- the cache ---------------------------------------------------------------------------- */
 
 const struct project_schedule *project_find_schedule(struct backend *b,
                                                      const struct project_shape *shape) {

@@ -28,9 +28,7 @@ struct wide_op {
     bool wants_f32; /* F32 segments are still to be done */
 };
 
-/* ---- quantized activations
- * --------------------------------------------------------------------------------
- */
+/* ---- quantized activations ---------------------------------------------------------------- */
 
 /* Threads of a row: as few rounds as QUANTIZE_THREADS allow, then as few threads. */
 static uint32_t quantize_threads(const struct project_input *in) {
@@ -68,8 +66,7 @@ static int record_quantize(struct recorder *r, const struct wide_op *w, bool is_
     return recorder_launch(r, &launch, &q, sizeof q);
 }
 
-/* ---- products ---------------------------------------------------------------------------------
- */
+/* ---- products ----------------------------------------------------------------------------- */
 
 uint32_t wide_stage_bytes(uint32_t type, uint32_t rows) {
     bool is_int8 = type == IS_Q8_0 && rows == 128;
@@ -268,8 +265,7 @@ static int record_product(struct recorder *r, struct wide_op *op, uint32_t type,
     return recorder_launch(r, &launch, &w, sizeof w);
 }
 
-/* ---- F32 segments -----------------------------------------------------------------------------
- */
+/* ---- F32 segments ------------------------------------------------------------------------- */
 
 int record_project_wide_f32(struct recorder *r, const struct project_params *p,
                             const float *factors) {
@@ -302,8 +298,7 @@ int record_project_wide_f32(struct recorder *r, const struct project_params *p,
     return recorder_launch(r, &launch, &w, sizeof w);
 }
 
-/* ---- recording --------------------------------------------------------------------------------
- */
+/* ---- recording ---------------------------------------------------------------------------- */
 
 /* Gate and up share tiles. */
 static bool are_gate_up_alike(const struct project_params *p) {
@@ -332,8 +327,7 @@ static bool is_for_wide(const struct recorder *r, const struct project_params *p
            (!(set & IS_F32) || (p->f32_from_global && project_can_do_f32(p)));
 }
 
-/* ---- handing on to the next op ----------------------------------------------------------------
- */
+/* ---- handing on to the next op ------------------------------------------------------------ */
 
 static uint64_t qact_bytes(uint32_t k, uint32_t rows) {
     return (uint64_t)(k / WIDE_GROUP) * wide_qact_rows(rows) * WIDE_ROW_BYTES;

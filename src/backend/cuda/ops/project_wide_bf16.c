@@ -43,8 +43,7 @@ static int record_split(struct recorder *r, const struct bf16_op *op) {
     return recorder_launch(r, &launch, &s, sizeof s);
 }
 
-/* ---- the product ------------------------------------------------------------------------------
- */
+/* ---- the product -------------------------------------------------------------------------- */
 
 static uint32_t count_tiles(const struct wide_bf16_params *w, uint32_t rows, uint32_t bucket) {
     return wide_count_tiles(w->segments, w->n_segments, w->epilogue, rows, bucket);
@@ -114,8 +113,7 @@ static int record_product(struct recorder *r, const struct bf16_op *op) {
     return recorder_launch(r, &launch, &w, sizeof w);
 }
 
-/* ---- recording --------------------------------------------------------------------------------
- */
+/* ---- recording ---------------------------------------------------------------------------- */
 
 /* Gate and up share tiles. */
 static bool are_gate_up_alike(const struct project_params *p) {

@@ -23,8 +23,7 @@ static const struct {
 #undef VULKAN
 };
 
-/* ---- validation -------------------------------------------------------------------------------
- */
+/* ---- validation --------------------------------------------------------------------------- */
 
 uint32_t vulkan_complaints(void) {
     return atomic_load(&complaints);
@@ -60,8 +59,7 @@ static void start_messenger(void) {
         create(vk.instance, &messenger, NULL, &ignored);
 }
 
-/* ---- the library and the instance -------------------------------------------------------------
- */
+/* ---- the library and the instance --------------------------------------------------------- */
 
 static bool has_extension(const char *name) {
     static VkExtensionProperties list[64];

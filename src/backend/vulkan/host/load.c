@@ -19,8 +19,7 @@
 
 enum { PLACE_ALIGN = 256, PIECE_BYTES = 1 << 30 };
 
-/* ---- places -----------------------------------------------------------------------------------
- */
+/* ---- places ------------------------------------------------------------------------------- */
 
 const struct vulkan_place *vulkan_find_place(const struct backend *b, const struct operand *o) {
     return places_find(b->places, b->n_places, sizeof *b->places, o);
@@ -88,8 +87,7 @@ int vulkan_place_weights(struct backend *b, struct plan *const *plans, uint32_t 
     return SLUICE_OK;
 }
 
-/* ---- buffers ----------------------------------------------------------------------------------
- */
+/* ---- buffers ------------------------------------------------------------------------------ */
 
 static uint64_t page_bytes(const struct backend *b) {
     return b->import_align > 4096 ? b->import_align : 4096;
@@ -200,8 +198,7 @@ int vulkan_make_weights(struct backend *b, struct backend_weights weights, struc
     return status;
 }
 
-/* ---- the upload -------------------------------------------------------------------------------
- */
+/* ---- the upload --------------------------------------------------------------------------- */
 
 /* A row of Q6_K: what its blocks have of each part, one after the other. */
 static void split_row(const uint8_t *row, uint32_t n_blocks, uint8_t *to) {
@@ -295,8 +292,7 @@ int vulkan_upload(struct backend *b, struct backend_weights weights,
     return status;
 }
 
-/* ---- angles -----------------------------------------------------------------------------------
- */
+/* ---- angles ------------------------------------------------------------------------------- */
 
 static void fill_angles(float *out, const double *freqs, uint32_t n, uint32_t n_positions,
                         uint32_t step) {

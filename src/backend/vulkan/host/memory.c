@@ -7,8 +7,7 @@
 #include "backend/vulkan/host/host.h"
 #include "base/size.h"
 
-/* ---- buffers ----------------------------------------------------------------------------------
- */
+/* ---- buffers ------------------------------------------------------------------------------ */
 
 /* The best type of memory: the flags that it must have, then as many of the wanted as there are. */
 static int find_type(const struct backend *b, uint32_t allowed, VkMemoryPropertyFlags must,
@@ -132,8 +131,7 @@ void vulkan_free_buffer(struct backend *b, struct vulkan_buffer *buffer) {
     *buffer = (struct vulkan_buffer){0};
 }
 
-/* ---- regions ----------------------------------------------------------------------------------
- */
+/* ---- regions ------------------------------------------------------------------------------ */
 
 int vulkan_region_add(struct vulkan_region *r, const struct vulkan_buffer *buffer,
                       struct err *err) {
@@ -172,8 +170,7 @@ const struct vulkan_buffer *vulkan_buffer_at(const struct vulkan_region *r, uint
     return &r->list[low];
 }
 
-/* ---- lanes ------------------------------------------------------------------------------------
- */
+/* ---- lanes -------------------------------------------------------------------------------- */
 
 int vulkan_queue_open(struct backend *b, struct vulkan_queue *q, uint32_t queue, struct err *err) {
     const VkCommandPoolCreateInfo pool = {

@@ -9,8 +9,7 @@
 #include "base/memory.h"
 #include "base/size.h"
 
-/* ---- what a device can do ---------------------------------------------------------------------
- */
+/* ---- what a device can do ----------------------------------------------------------------- */
 
 enum { MAX_DEVICES = 16, MAX_EXTENSIONS = 512 };
 
@@ -220,8 +219,7 @@ static bool find_family(struct backend *b) {
     return true;
 }
 
-/* ---- devices ----------------------------------------------------------------------------------
- */
+/* ---- devices ------------------------------------------------------------------------------ */
 
 /* Fills what is known of a device before it is opened; fails for one that will not do. */
 static int probe_device(struct backend *b, VkPhysicalDevice device, struct extensions *e,
@@ -381,8 +379,7 @@ static bool is_worth_taking(void) {
     return is_gpu;
 }
 
-/* ---- opening and closing ----------------------------------------------------------------------
- */
+/* ---- opening and closing ------------------------------------------------------------------ */
 
 int vulkan_enter(const struct backend *b, struct err *err) {
     return b->dev->is_lost ? err_set(err, SLUICE_ERR_DEVICE,
@@ -575,8 +572,7 @@ static int vulkan_open(struct backend **out, const struct backend_options *optio
     return SLUICE_OK;
 }
 
-/* ---- memory -----------------------------------------------------------------------------------
- */
+/* ---- memory ------------------------------------------------------------------------------- */
 
 /* As make_region has them. */
 static uint64_t whole(uint64_t bytes) {
@@ -710,8 +706,7 @@ static int vulkan_load(struct backend *b, struct backend_weights weights, struct
     return vulkan_record(b, plans, n_plans, err);
 }
 
-/* ---- the backend ------------------------------------------------------------------------------
- */
+/* ---- the backend -------------------------------------------------------------------------- */
 
 static uint8_t *vulkan_io(struct backend *b) {
     return b->regions[VULKAN_IO].list[0].host;

@@ -8,8 +8,7 @@
 #include "backend/vulkan/host/host.h"
 #include "base/cpu.h"
 
-/* ---- layouts ----------------------------------------------------------------------------------
- */
+/* ---- layouts ------------------------------------------------------------------------------ */
 
 /* n storage buffers, and push constants. */
 static VkResult make_layouts(struct vulkan_device *d, uint32_t n) {
@@ -43,8 +42,7 @@ static VkResult make_layouts(struct vulkan_device *d, uint32_t n) {
                : result;
 }
 
-/* ---- the driver's cache -----------------------------------------------------------------------
- */
+/* ---- the driver's cache ------------------------------------------------------------------- */
 
 static void find_cache(struct vulkan_device *d) {
     VkPhysicalDeviceIDProperties id = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_ID_PROPERTIES};
@@ -124,8 +122,7 @@ void vulkan_close_pipelines(struct vulkan_device *d) {
     free(d->cache_path);
 }
 
-/* ---- pipelines --------------------------------------------------------------------------------
- */
+/* ---- pipelines ---------------------------------------------------------------------------- */
 
 static const struct vulkan_shader *shader_named(const char *name) {
     for (uint32_t i = 0; i < vulkan_n_shaders; i++)
@@ -288,8 +285,7 @@ int vulkan_find_pipeline(struct backend *b, const struct vulkan_dispatch *d,
     return status;
 }
 
-/* ---- making them, by several threads ----------------------------------------------------------
- */
+/* ---- making them, by several threads ------------------------------------------------------ */
 
 enum { MAX_MAKERS = 16 };
 
@@ -334,8 +330,7 @@ int vulkan_make_pipelines(struct backend *b, struct err *err) {
     return status ? err_prefix(err, "making the pipeline of the shader") : SLUICE_OK;
 }
 
-/* ---- descriptor sets --------------------------------------------------------------------------
- */
+/* ---- descriptor sets ---------------------------------------------------------------------- */
 
 enum { POOL_SETS = 1024 };
 

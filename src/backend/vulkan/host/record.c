@@ -17,8 +17,7 @@ static vulkan_record_fn *const functions[] = {
 
 enum { BIND_ALIGN = 256 };
 
-/* ---- what record functions ask for ------------------------------------------------------------
- */
+/* ---- what record functions ask for -------------------------------------------------------- */
 
 static uint64_t values_bytes(const struct operand *o, uint64_t n) {
     uint64_t bytes = 0;
@@ -179,8 +178,7 @@ struct vulkan_bind vulkan_counter_words(struct vulkan_recorder *r) {
                                 .bytes = counter_bytes()};
 }
 
-/* ---- dispatches -------------------------------------------------------------------------------
- */
+/* ---- dispatches --------------------------------------------------------------------------- */
 
 static int grow_nodes(struct vulkan_recorder *r) {
     struct vulkan_recording *into = r->into;
@@ -261,8 +259,7 @@ int vulkan_add(struct vulkan_recorder *r, const struct vulkan_dispatch *d) {
     return SLUICE_OK;
 }
 
-/* ---- command buffers --------------------------------------------------------------------------
- */
+/* ---- command buffers ---------------------------------------------------------------------- */
 
 /* Dispatches that come see what those before them wrote; is_first: and copies before the step. */
 static void barrier(VkCommandBuffer commands, bool is_first) {
@@ -361,8 +358,7 @@ static int make_commands(struct backend *b, struct vulkan_recording *from, VkCom
     return vulkan_done(b, result, "recording a step", err);
 }
 
-/* ---- plans ------------------------------------------------------------------------------------
- */
+/* ---- plans -------------------------------------------------------------------------------- */
 
 /* Sets the stages' counters back, beside the step's first op: before the first stage that counts
  * there is a barrier. */

@@ -4,8 +4,7 @@
 #include "backend/vulkan/host/host.h"
 #include "base/size.h"
 
-/* ---- through a staging buffer -----------------------------------------------------------------
- */
+/* ---- through a staging buffer ------------------------------------------------------------- */
 
 static void copy(VkCommandBuffer commands, const struct vulkan_buffer *from, uint64_t from_at,
                  const struct vulkan_buffer *to, uint64_t to_at, uint64_t bytes) {
@@ -109,8 +108,7 @@ int vulkan_zero(struct backend *b, const struct vulkan_region *r, struct err *er
     return status ? status : vulkan_queue_end(b, &b->steps, VK_NULL_HANDLE, 0, err);
 }
 
-/* ---- STATE ------------------------------------------------------------------------------------
- */
+/* ---- STATE -------------------------------------------------------------------------------- */
 
 static int counted(struct backend *b, const struct vulkan_region *r,
                    const struct backend_move *list, uint32_t n, bool is_in, struct err *err) {
@@ -154,8 +152,7 @@ int vulkan_poke(struct backend *b, enum region region, uint64_t offset, uint64_t
     return counted(b, region_of(b, region), &move, 1, true, err);
 }
 
-/* ---- within STATE -----------------------------------------------------------------------------
- */
+/* ---- within STATE ------------------------------------------------------------------------- */
 
 /* vkCmdFillBuffer takes whole words: up to three bytes before and after them come from the staging
  * buffer, which holds zeros there. */

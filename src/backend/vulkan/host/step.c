@@ -131,8 +131,7 @@ int vulkan_wait(struct backend *b, struct err *err) {
     return status;
 }
 
-/* ---- ops alone --------------------------------------------------------------------------------
- */
+/* ---- ops alone ---------------------------------------------------------------------------- */
 
 static uint32_t first_node(const struct vulkan_recording *r, uint32_t op) {
     uint32_t i = 0;

@@ -15,8 +15,7 @@ static int sort_pairs(struct vulkan_recorder *r, const struct operand *choice,
     return vulkan_sort(r, choice, weight->dims[2], sorted);
 }
 
-/* ---- EXPERTS_IN -------------------------------------------------------------------------------
- */
+/* ---- EXPERTS_IN --------------------------------------------------------------------------- */
 
 /* Columns of hidden from gate and up: one product, or where their types differ two. */
 static int record_in(struct vulkan_recorder *r, const struct op *op, const struct vulkan_acts *acts,
@@ -80,8 +79,7 @@ int vulkan_record_experts_in(struct vulkan_recorder *r, const struct op *op) {
     return status;
 }
 
-/* ---- EXPERTS_OUT ------------------------------------------------------------------------------
- */
+/* ---- EXPERTS_OUT -------------------------------------------------------------------------- */
 
 /* Results of the routed places to `out`, (rows, used, D), or of the shared one, (rows, D). */
 static int record_out(struct vulkan_recorder *r, const struct op *op, const struct operand *down,

@@ -7,8 +7,7 @@ enum { QUANTIZE_THREADS = 256, PRODUCT_THREADS = 128, MAX_LANES = 32, MAX_SUMS =
 enum { TILE_THREADS = 256, TILE_SHARED = 30 << 10, MATRIX_SHARED = 42 << 10 };
 enum { SORT_THREADS = 128 };
 
-/* ---- activations ------------------------------------------------------------------------------
- */
+/* ---- activations -------------------------------------------------------------------------- */
 
 bool vulkan_is_plain(const struct operand *w) {
     return w->type == DT_F32 || w->type == DT_F16 || w->type == DT_BF16;
@@ -94,8 +93,7 @@ int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
     return vulkan_add(r, &d);
 }
 
-/* ---- products ---------------------------------------------------------------------------------
- */
+/* ---- products ----------------------------------------------------------------------------- */
 
 struct product_push {
     uint32_t units, lanes, k, n, row_bytes, bias_first, bias2_first;
