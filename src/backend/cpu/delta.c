@@ -32,13 +32,6 @@ enum {
 #define EACH_OF_ROW
 #endif
 
-/* Their sums are in registers then. */
-#ifdef __clang__
-#define EACH_STATE_ROW _Pragma("unroll")
-#else
-#define EACH_STATE_ROW _Pragma("GCC unroll 4")
-#endif
-
 /* ---- convolution -------------------------------------------------------------------------- */
 
 /* A cell's entry for a position: the raw values of all channels. */
@@ -183,8 +176,7 @@ DELTA_INLINE void dot_rows(const float *state, const struct delta_row *t, uint32
             q_sums[1][u] += y * q;
         }
     }
-    EACH_STATE_ROW for (int r = 0; r < 2; r++) ks[r] = vec_sum(k_sums[r]),
-                                               qs[r] = vec_sum(q_sums[r]);
+    UNROLL_FOUR for (int r = 0; r < 2; r++) ks[r] = vec_sum(k_sums[r]), qs[r] = vec_sum(q_sums[r]);
 }
 
 /* S[j] of two rows, with what they gain. */
@@ -205,13 +197,13 @@ DELTA_INLINE void step_some(float *state, const struct delta_row *t, const float
                             uint32_t n, uint32_t dk) {
     for (uint32_t j = 0; j < n; j += STATE_ROWS, state += STATE_ROWS * dk) {
         float ks[STATE_ROWS], qs[STATE_ROWS], delta[STATE_ROWS];
-        EACH_STATE_ROW for (int r = 0; r < STATE_ROWS; r += 2)
+        UNROLL_FOUR for (int r = 0; r < STATE_ROWS; r += 2)
             dot_rows(state + (uint32_t)r * dk, t, dk, ks + r, qs + r);
-        EACH_STATE_ROW for (int r = 0; r < STATE_ROWS; r++) {
+        UNROLL_FOUR for (int r = 0; r < STATE_ROWS; r++) {
             delta[r] = t->beta * (v[j + (uint32_t)r] - t->decay * ks[r]);
             o[j + (uint32_t)r] = t->decay * qs[r] + t->qk * delta[r];
         }
-        EACH_STATE_ROW for (int r = 0; r < STATE_ROWS; r += 2)
+        UNROLL_FOUR for (int r = 0; r < STATE_ROWS; r += 2)
             update_rows(state + (uint32_t)r * dk, t, dk, delta + r);
     }
 }

@@ -16,14 +16,9 @@
 #include <arm_neon.h>
 #include <string.h>
 
+#include "backend/cpu/kernels_neon_fhm.h"
 #include "base/cpu.h"
 
-#ifdef __clang__ /* version 14 has no such attribute: the Makefile names it for the file */
-#define TARGET
-#else
-#define TARGET __attribute__((target("arch=armv8.2-a+fp16fml")))
-#endif
-#define INLINE static inline __attribute__((always_inline)) TARGET
 #define F32_INLINE INLINE
 
 #include "backend/cpu/kernels_neon_vec.h"

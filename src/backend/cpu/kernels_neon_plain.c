@@ -10,14 +10,8 @@
 #if defined(__aarch64__)
 #include <arm_neon.h>
 
+#include "backend/cpu/kernels_neon_fhm.h"
 #include "base/cpu.h"
-
-#ifdef __clang__ /* version 14 has no such attribute: the Makefile names it for the file */
-#define TARGET
-#else
-#define TARGET __attribute__((target("arch=armv8.2-a+fp16fml")))
-#endif
-#define INLINE static inline __attribute__((always_inline)) TARGET
 
 enum { MAX_ROWS = 8, AHEAD = 2048 };
 
@@ -77,19 +71,13 @@ INLINE void project_one(wide_fn *wide, uint32_t bytes, int rows, const uint8_t *
         multiply_rows(wide, bytes, 1, w + (size_t)n * k * bytes, x, k, out + n);
 }
 
-static const struct kernel *other_kernel(enum dtype type) {
-    for (size_t i = 0; i < kernels_neon.count; i++)
-        if (kernels_neon.at[i].type == type)
-            return &kernels_neon.at[i];
-    return NULL;
-}
-
 #define PROJECT(TYPE, type, bytes, rows)                                                           \
     static TARGET void project_##type(const void *weights, uint32_t first, uint32_t count,         \
                                       const struct activations *acts, float *out,                  \
                                       size_t out_stride) {                                         \
         if (acts->n_rows != 1 || acts->k % 8 != 0)                                                 \
-            other_kernel(DT_##TYPE)->run(weights, first, count, acts, out, out_stride);            \
+            kernel_find(DT_##TYPE, true, CPU_NEON)                                                 \
+                ->run(weights, first, count, acts, out, out_stride);                               \
         else                                                                                       \
             project_one(wide_##type, bytes, rows,                                                  \
                         (const uint8_t *)weights + (size_t)first * acts->k * (bytes), count,       \

@@ -41,10 +41,11 @@ typedef int32_t ivec __attribute__((vector_size(4 * VEC_LANES)));
 typedef float vec8 __attribute__((vector_size(32))), vec4 __attribute__((vector_size(16)));
 
 #ifdef __clang__
-#define EACH_VEC(u) _Pragma("unroll") for (int u = 0; u < VECS; u++)
+#define UNROLL_FOUR _Pragma("unroll")
 #else
-#define EACH_VEC(u) _Pragma("GCC unroll 4") for (int u = 0; u < VECS; u++)
+#define UNROLL_FOUR _Pragma("GCC unroll 4")
 #endif
+#define EACH_VEC(u) UNROLL_FOUR for (int u = 0; u < VECS; u++)
 
 /* Macros, as a function that takes or returns a vec has another calling convention on every
  * instruction set, inlined or not. */
