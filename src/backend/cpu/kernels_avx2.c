@@ -100,6 +100,11 @@ INLINE __m256i negate(__m256i w, __m256i signs, int j) {
         turned, _mm256_and_si256(is_minus, _mm256_set1_epi8((char)(2 * GRID_BIAS - 255))));
 }
 
+/* Each byte less `by`. */
+INLINE __m256i bytes_less(__m256i v, int by) {
+    return _mm256_sub_epi8(v, _mm256_set1_epi8((char)by));
+}
+
 /* The largest of n values (a multiple of 32) without their signs, as bits. */
 INLINE int32_t largest_bits(const float *x, uint32_t n) {
     const __m256i no_sign = _mm256_set1_epi32(0x7fffffff);
@@ -156,30 +161,46 @@ struct format {
     int max; /* the largest weight, with its bias; 255: signed bytes */
 };
 
+enum { DOT_FEW = 1, DOT_MANY = 4 };
+
+/* Weights without their signs, where they have any. */
+INLINE __m256i magnitude(const struct format *f, __m256i w) {
+    return f->max < 128 ? w : _mm256_abs_epi8(w);
+}
+
 /* Sums of two products each, 16 bits wide. */
-INLINE __m256i multiply_pairs(const struct format *f, __m256i w, const int8_t *q) {
+INLINE __m256i multiply_pairs(const struct format *f, __m256i w, __m256i magnitude,
+                              const int8_t *q) {
     int32_t four;
     memcpy(&four, q, sizeof four);
     __m256i x = _mm256_set1_epi32(four);
-    if (f->max < 128)
-        return _mm256_maddubs_epi16(w, x);
-    return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+    return _mm256_maddubs_epi16(magnitude, f->max < 128 ? x : _mm256_sign_epi8(x, w));
 }
 
-/* The dot products of run h of a group. */
-INLINE __m256i dot_run(const struct format *f, const struct opened *w, const struct act_group *a,
-                       int h) {
-    int n = 8 / f->runs, fit = f->max < 16 ? 8 : f->max < 32 ? 4 : f->max < 64 ? 2 : 1;
-    int batch = fit < n ? fit : n;
-    int32_t minus = f->runs == 1 ? a->minus_sum : a->minus_half[h];
-    __m256i dot = _mm256_set1_epi32(f->bias_log2 ? minus * (1 << f->bias_log2) : 0);
-    UNROLL for (int j = n * h; j < n * (h + 1); j += batch) {
-        __m256i pairs = multiply_pairs(f, w->w[j], a->q + 4 * j);
-        UNROLL for (int i = j + 1; i < j + batch; i++) pairs =
-            _mm256_add_epi16(pairs, multiply_pairs(f, w->w[i], a->q + 4 * i));
-        dot = _mm256_add_epi32(dot, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+/* The dot products of run h of a group and n rows. */
+INLINE void dot_rows(const struct format *f, const struct opened *w, const struct act_group *rows,
+                     size_t stride, int n, int h, __m256i *dot) {
+    int quads = 8 / f->runs, fit = f->max < 16 ? 8 : f->max < 32 ? 4 : f->max < 64 ? 2 : 1;
+    int batch = fit < quads ? fit : quads;
+    UNROLL for (int r = 0; r < n; r++) {
+        const struct act_group *a = rows + (size_t)r * stride;
+        int32_t minus = f->runs == 1 ? a->minus_sum : a->minus_half[h];
+        dot[r] = _mm256_set1_epi32(f->bias_log2 ? minus * (1 << f->bias_log2) : 0);
     }
-    return dot;
+    UNROLL for (int j = quads * h; j < quads * (h + 1); j += batch) {
+        __m256i pairs[DOT_MANY];
+        UNROLL for (int i = j; i < j + batch; i++) {
+            __m256i plain = magnitude(f, w->w[i]);
+            UNROLL for (int r = 0; r < n; r++) {
+                __m256i two = multiply_pairs(f, w->w[i], plain, rows[(size_t)r * stride].q + 4 * i);
+                pairs[r] = i == j ? two : _mm256_add_epi16(pairs[r], two);
+                if (n == DOT_MANY && batch > 1)
+                    __asm__ volatile("" : "+x"(pairs[r])); /* or gcc adds them all at the end */
+            }
+        }
+        UNROLL for (int r = 0; r < n; r++) dot[r] =
+            _mm256_add_epi32(dot[r], _mm256_madd_epi16(pairs[r], _mm256_set1_epi16(1)));
+    }
 }
 
 #include "backend/cpu/kernels_x86.h"

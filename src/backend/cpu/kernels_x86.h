@@ -2,7 +2,8 @@
  *
  * T weight rows are the T lanes of a vector; four values of a row are the bytes of its lane
  * (kernels_pack.h). For each group of 32 along K the quants are opened into eight vectors,
- * which stay in registers while up to eight activation rows pass by:
+ * which stay in registers while up to eight activation rows pass by, or, for sixteen rows and more,
+ * are stored for up to 64 of them:
  *
  *   dot = -bias * sum(x.q) + w[0] x.q[0..3] + ... + w[7] x.q[28..31]      exact
  *   acc = fma(f32(dot), w.scale * x.scale, acc)
@@ -10,14 +11,15 @@
  *
  * The instructions multiply unsigned by signed bytes, so weights are kept with a bias. Types with a
  * scale for 16 values make two dots of four. Bytes read per call: the packed tiles once for every
- * eight activation rows, from memory the first time, then from L2.
+ * eight activation rows, or 64, from memory the first time, then from L2.
  *
  * Included by kernels_avx2.c and kernels_avx512.c, which first define
  *   TILE, TARGET, VEC, V_FMA(a, b, c), V_FNMA(a, b, c) (c - a b), V_SET(x)
  *   INTS                            a vector of integers, T lanes of four bytes
  *   ints_load, bits_at, add_bits, look_up, widen_u8, widen_i8, half_load, f32_of
  *   grid_4, grid_8, negate          look-ups in kernels_grid.h, and signs
- *   struct format; dot_run          the integer part
+ *   struct format; dot_rows         the integer part, of DOT_FEW rows, or of DOT_MANY where a tile
+ *                                   was opened before
  *   WHOLE_BIAS_LOG2, WHOLE_FLIP     the bias of types that fill their bytes, and the same as a bit
  * and gets project_<type> for every type. */
 
@@ -279,6 +281,21 @@ INLINE VEC add_run(const struct format *f, VEC scale, VEC min, const struct act_
     return V_FNMA(min, V_SET(f->runs == 1 ? a->offset : a->half_offset[h]), acc);
 }
 
+/* A group of n rows, `together` of them at a time. */
+INLINE void add_rows(const struct format *f, const struct opened *w, const struct act_group *rows,
+                     size_t stride, int n, int together, VEC *sums) {
+    UNROLL for (int r = 0; r < n; r += together, rows += (size_t)together * stride) {
+        const int some = n - r < together ? n - r : together;
+        UNROLL for (int h = 0; h < f->runs; h++) {
+            INTS dot[MAX_ACTS];
+            dot_rows(f, w, rows, stride, some, h, dot);
+            UNROLL for (int i = 0; i < some; i++) sums[r + i] =
+                add_run(f, w->scale[h], w->min[h], rows + (size_t)i * stride, h, f32_of(dot[i]),
+                        sums[r + i]);
+        }
+    }
+}
+
 /* Asks for this group's share of the block that the tile, or the one in its place in the next turn,
  * comes to later: 19 KiB of q4_k at T = 16 wait in L1 while the other tiles have their turn. */
 INLINE void fetch_ahead(const struct format *f, const uint8_t *later, int g) {
@@ -293,13 +310,7 @@ INLINE void add_group(const struct format *f, const uint8_t *block, const uint8_
     struct opened w;
     fetch_ahead(f, later, g);
     f->open(block, g, &w);
-    UNROLL for (int r = 0; r < acts; r++) {
-        const struct act_group *a = rows + (size_t)r * stride;
-        VEC acc = sums[r];
-        UNROLL for (int h = 0; h < f->runs; h++) acc =
-            add_run(f, w.scale[h], w.min[h], a, h, f32_of(dot_run(f, &w, a, h)), acc);
-        sums[r] = acc;
-    }
+    add_rows(f, &w, rows, stride, acts, DOT_FEW, sums);
 }
 
 struct tiles {
@@ -346,12 +357,13 @@ INLINE void store_lanes(float *out, const VEC *sum, size_t lanes) {
         memcpy(out, sum, lanes * sizeof *out);
 }
 
-static TARGET void store_sums(VEC (*sums)[MAX_ACTS], uint32_t acts, uint32_t columns, float *out,
-                              size_t out_stride) {
-    for (uint32_t t = 0; t * TILE < columns; t++) {
+/* Of some tiles' sums, (tiles, of_tile), the first `rows` of each. */
+static TARGET void store_sums(const VEC *sums, uint32_t of_tile, uint32_t rows, uint32_t columns,
+                              float *out, size_t out_stride) {
+    for (uint32_t t = 0; t * TILE < columns; t++, sums += of_tile) {
         size_t lanes = columns - t * TILE < TILE ? columns - t * TILE : TILE;
-        for (uint32_t r = 0; r < acts; r++)
-            store_lanes(out + r * out_stride + t * TILE, &sums[t][r], lanes);
+        for (uint32_t r = 0; r < rows; r++)
+            store_lanes(out + r * out_stride + t * TILE, &sums[r], lanes);
     }
 }
 
@@ -364,8 +376,79 @@ INLINE void project_tiles(const struct format *f, struct tiles tiles, uint32_t c
         memset(sums, 0, sizeof sums);
         const struct act_group *rows = acts->groups + r * stride_of(acts);
         done = add_some(f, tiles, rows, stride_of(acts), acts->n_rows - r, sums);
-        store_sums(sums, done, columns, out + r * out_stride, out_stride);
+        store_sums(sums[0], MAX_ACTS, done, columns, out + r * out_stride, out_stride);
     }
+}
+
+/* ---- many rows ------------------------------------------------------------------------------ */
+
+enum {
+    OPEN_LEAST = 16, /* rows that are worth opening a tile into memory */
+    OPEN_ROWS = 64,  /* rows at most that a group is opened for */
+    OPEN_GROUPS = 4, /* groups that are opened in one go: 16 KiB of activations stay in L1 */
+    OPEN_TILES = 4,  /* tiles that take turns */
+    OPEN_AHEAD = 8,  /* groups from what is opened to what is fetched */
+};
+
+/* Groups [at, at + n) of a tile, without the weights' bias if they are to be signed. */
+INLINE void open_groups(const struct format *f, const uint8_t *tile, uint32_t at, int n,
+                        bool is_signed, struct opened *to) {
+    const uint8_t *block = tile + at / f->groups * f->block_bytes;
+    for (int i = 0; i < n; i++, to++) {
+        struct opened w;
+        int g = (int)((at + (uint32_t)i) % f->groups);
+        f->open(block, g, &w);
+        UNROLL for (int j = 0; j < 8; j++) to->w[j] =
+            is_signed && f->bias_log2 ? bytes_less(w.w[j], 1 << f->bias_log2) : w.w[j];
+        UNROLL for (int h = 0; h < f->runs; h++) {
+            to->scale[h] = w.scale[h];
+            if (f->has_min)
+                to->min[h] = w.min[h];
+        }
+        block += g + 1 == (int)f->groups ? f->block_bytes : 0;
+    }
+}
+
+/* Asks for a group of a tile, or, past its end, of the one in its place in the next turn. */
+INLINE void fetch_group(const struct format *f, const struct tiles *tiles, uint32_t t,
+                        uint32_t group) {
+    const uint8_t *tile = tiles->at + t * tiles->bytes;
+    if (group >= tiles->groups) {
+        group -= tiles->groups;
+        tile += tiles->turn;
+    }
+    fetch_ahead(f, tile + group / f->groups * f->block_bytes, (int)(group % f->groups));
+}
+
+/* n opened groups and eight rows. */
+INLINE void add_opened(const struct format *f, const struct opened *opened, int n,
+                       const struct act_group *rows, size_t stride, VEC *sums) {
+    VEC acc[MAX_ACTS];
+    UNROLL for (int r = 0; r < MAX_ACTS; r++) acc[r] = sums[r];
+    for (int i = 0; i < n; i++)
+        add_rows(f, opened + i, rows + i, stride, MAX_ACTS, DOT_MANY, acc);
+    UNROLL for (int r = 0; r < MAX_ACTS; r++) sums[r] = acc[r];
+}
+
+/* Some tiles and `batch` rows, a multiple of MAX_ACTS: each group is opened once for all of them.
+ */
+INLINE void project_opened(const struct format *f, struct tiles tiles, uint32_t columns,
+                           const struct act_group *rows, size_t stride, uint32_t batch, float *out,
+                           size_t out_stride) {
+    VEC sums[OPEN_TILES][OPEN_ROWS];
+    struct opened opened[OPEN_GROUPS];
+    memset(sums, 0, sizeof sums);
+    for (uint32_t at = 0; at < tiles.groups; at += OPEN_GROUPS) {
+        int n = tiles.groups - at < OPEN_GROUPS ? (int)(tiles.groups - at) : OPEN_GROUPS;
+        for (uint32_t t = 0; t < tiles.count; t++) {
+            open_groups(f, tiles.at + t * tiles.bytes, at, n, false, opened);
+            for (uint32_t i = 0; i < OPEN_GROUPS; i++)
+                fetch_group(f, &tiles, t, at + OPEN_AHEAD + i);
+            for (uint32_t r = 0; r < batch; r += MAX_ACTS)
+                add_opened(f, opened, n, rows + r * stride + at, stride, sums[t] + r);
+        }
+    }
+    store_sums(sums[0], OPEN_ROWS, batch, columns, out, out_stride);
 }
 
 INLINE struct tiles tiles_from(const struct format *f, const void *weights, uint32_t first,
@@ -375,15 +458,33 @@ INLINE struct tiles tiles_from(const struct format *f, const void *weights, uint
     return tiles;
 }
 
+typedef void project_many_fn(const struct format *f, struct tiles tiles, uint32_t columns,
+                             const struct act_group *rows, size_t stride, uint32_t batch,
+                             float *out, size_t out_stride);
+
+/* The first `many` rows by a function for many, OPEN_ROWS at a time, the others eight by eight. */
+INLINE void project_rows(const struct format *f, project_many_fn *project_many, uint32_t many,
+                         const void *weights, uint32_t first, uint32_t count,
+                         const struct activations *acts, float *out, size_t out_stride) {
+    struct tiles tiles = tiles_from(f, weights, first, acts->k);
+    const size_t stride = stride_of(acts);
+    const uint32_t step = (many ? OPEN_TILES : TILES) * TILE;
+    for (uint32_t n = 0; n < count; n += step, tiles.at += step / TILE * tiles.bytes) {
+        uint32_t columns = count - n < step ? count - n : step;
+        tiles.count = (columns + TILE - 1) / TILE;
+        tiles.turn = columns < count - n ? step / TILE * tiles.bytes : tiles.bytes;
+        for (uint32_t r = 0; r < many; r += OPEN_ROWS)
+            project_many(f, tiles, columns, acts->groups + r * stride, stride,
+                         many - r < OPEN_ROWS ? many - r : OPEN_ROWS, out + r * out_stride + n,
+                         out_stride);
+        project_tiles(f, tiles, columns, many, acts, out + n, out_stride);
+    }
+}
+
 INLINE void project(const struct format *f, const void *weights, uint32_t first, uint32_t count,
                     const struct activations *acts, float *out, size_t out_stride) {
-    struct tiles tiles = tiles_from(f, weights, first, acts->k);
-    for (uint32_t n = 0; n < count; n += TILES * TILE, tiles.at += TILES * tiles.bytes) {
-        uint32_t columns = count - n < TILES * TILE ? count - n : TILES * TILE;
-        tiles.count = (columns + TILE - 1) / TILE;
-        tiles.turn = columns < count - n ? TILES * tiles.bytes : tiles.bytes;
-        project_tiles(f, tiles, columns, 0, acts, out + n, out_stride);
-    }
+    uint32_t many = acts->n_rows < OPEN_LEAST ? 0 : acts->n_rows / MAX_ACTS * MAX_ACTS;
+    project_rows(f, project_opened, many, weights, first, count, acts, out, out_stride);
 }
 
 /* X(TYPE, type, runs, bias_log2, has_min, max): max is the largest stored weight. */
