@@ -743,11 +743,19 @@ def test_llama_completion():
     assert status == 200 and whole["content"] == usual["choices"][0]["text"] and whole["stop"] is True, whole
     assert whole["stop_type"] == "limit" and whole["tokens_predicted"] == 8 and whole["tokens_evaluated"] == usual["usage"]["prompt_tokens"], whole
     assert whole["timings"]["predicted_n"] == 8 and whole["timings"]["predicted_per_token_ms"] > 0 and whole["tokens"] == [], whole
-    _, r = stream(s, "/completion", {"prompt": "Once upon a time", "temperature": 0, "n_predict": 8, "stream": True, "return_tokens": True, "n_probs": 2})
-    chunks = [json.loads(line[6:]) for line in r.read().decode().split("\n\n") if line]
+
+    def chunks_of(**fields):
+        _, r = stream(s, "/completion", {"prompt": "Once upon a time", "temperature": 0, "n_predict": 8, "stream": True, **fields})
+        return [json.loads(line[6:]) for line in r.read().decode().split("\n\n") if line]
+
+    chunks = chunks_of(n_probs=2)
     assert "".join(c["content"] for c in chunks) == whole["content"] and [c["stop"] for c in chunks] == [False] * (len(chunks) - 1) + [True], chunks
     ids = sum((c["tokens"] for c in chunks), [])
     assert s.request("POST", "/detokenize", {"tokens": ids})[2]["content"] == whole["content"], ids
+    assert ask(return_tokens=True)[2]["tokens"] == sum((c["tokens"] for c in chunks_of()), []) == ids
+    # a stop text that begins inside of a token whose text was held back, and ends in the next one
+    held = chunks_of(grammar='root ::= "aaab"', stop=["aab"], n_probs=1)
+    assert "".join(c["content"] for c in held) == "a" and sum(len(c["tokens"]) for c in held) == held[-1]["tokens_predicted"], held
     probs = sum((c.get("completion_probabilities", []) for c in chunks), [])
     assert [p["id"] for p in probs] == ids and all(p["top_logprobs"][0]["id"] == p["id"] and len(p["top_logprobs"]) == 2 for p in probs), probs
     word = whole["content"].split()[2]

@@ -61,7 +61,7 @@ struct answer {
     const struct job_end *end;
     bool has_stopped; /* by a stop text: the rest is not wanted */
     bool has_failed;  /* memory ran out */
-    size_t n_told;    /* of `said`: already sent, by APIs that stream them piece by piece */
+    size_t n_told;    /* of `said`, or `tokens`: already sent, by APIs that stream them */
     bool is_echoed;   /* and its prompt is included */
 
     /* Private. */

@@ -49,10 +49,10 @@ static void add_middle(struct ask *ask, struct fields *f, const struct ask_model
 
 /* ---- what is answered --------------------------------------------------------------------- */
 
-static json_t *ids_json(const struct answer_token *said, size_t n) {
+static json_t *ids_json(const struct answer *a, size_t from) {
     json_t *out = json_array();
-    for (size_t i = 0; i < n; i++)
-        json_array_append_new(out, json_integer(said[i].token));
+    for (size_t i = from; i < a->n_tokens; i++)
+        json_array_append_new(out, json_integer(a->tokens[i]));
     return out;
 }
 
@@ -71,14 +71,16 @@ static size_t prompt_tokens(const struct answer *a) {
     return a->ask->prompts[a->number / (size_t)a->ask->n].n;
 }
 
-/* What every object has; tokens and log probabilities are those of the tokens from `from` on. */
+/* What every object has; ids and log probabilities are those of the tokens from `from` on. Streams
+ * have ids unasked. A stop text's tokens have ids, but no log probabilities: `from` may be beyond
+ * n_said. */
 static json_t *begin_object(const struct answer *a, struct str content, bool is_end, size_t from) {
-    bool has_tokens = json_is_true(json_object_get(a->ask->root, "return_tokens"));
+    bool has_ids =
+        a->ask->is_streamed || json_is_true(json_object_get(a->ask->root, "return_tokens"));
     json_t *out =
         json_pack("{s:i, s:o, s:o, s:b, s:i, s:I, s:I}", "index", (int)a->number, "content",
-                  json_of_text(content), "tokens",
-                  has_tokens ? ids_json(a->said + from, a->n_said - from) : json_array(), "stop",
-                  is_end, "id_slot", -1, "tokens_predicted", (json_int_t)a->n_tokens,
+                  json_of_text(content), "tokens", has_ids ? ids_json(a, from) : json_array(),
+                  "stop", is_end, "id_slot", -1, "tokens_predicted", (json_int_t)a->n_tokens,
                   "tokens_evaluated", (json_int_t)prompt_tokens(a));
     if (a->ask->n_top > 0 && from < a->n_said) {
         json_t *entries = openai_logprobs(a, from);
@@ -128,12 +130,12 @@ static void put(struct exchange *x, json_t *object) {
 
 static void completion_piece(struct exchange *x, struct answer *a, const struct piece *piece) {
     put(x, begin_object(a, piece->text, false, a->n_told));
-    a->n_told = a->n_said;
+    a->n_told = a->n_tokens;
 }
 
 static void completion_end(struct exchange *x, struct answer *a) {
     put(x, end_object(x, a, STR(""), a->n_told));
-    a->n_told = a->n_said;
+    a->n_told = a->n_tokens;
 }
 
 static void completion_fail(struct exchange *x, const char *message) {
