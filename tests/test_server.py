@@ -1047,6 +1047,8 @@ def test_the_middle_of_a_text():
         assert i["content"] == r.choices[0].text and i["tokens_evaluated"] == r.usage.prompt_tokens and i["stop_type"] in ("limit", "eos"), i
         begun = s.request("POST", "/infill", {**between, "prompt": " time", "input_extra": [{"filename": "a.c", "text": "x"}]})[2]
         assert begun["tokens_evaluated"] == i["tokens_evaluated"] + 1, begun
+        written = s.request("POST", "/infill", {**between, "input_suffix": "<|im_end|>" + text["suffix"]})[2]  # plain text there
+        assert written["tokens_evaluated"] > i["tokens_evaluated"] + 1, written
         status, _, body = s.request("POST", "/infill", {"input_prefix": 3})
         assert status == 400 and "input_prefix is a number, expected a string" in body["error"]["message"], body
         status, _, body = s.request("POST", "/v1/completions", {**text, "prompt": ["a", "b"]})

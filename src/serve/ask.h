@@ -149,7 +149,7 @@ int ask_add_text(struct ask *ask, const struct ask_model *m, struct str text, st
 int ask_add_encoded(struct ask *ask, const struct ask_model *m, struct str text, unsigned flags,
                     struct err *err);
 /* Fill-in-the-middle: asks for the text between two others, of which the beginning may be given.
- * SLUICE_ERR_UNSUPPORTED: the model has no tokens for it. */
+ * They have no control tokens. SLUICE_ERR_UNSUPPORTED: the model has no tokens for it. */
 int ask_add_middle(struct ask *ask, const struct ask_model *m, struct str before, struct str after,
                    struct str begun, struct err *err);
 int ask_add_ids(struct ask *ask, const struct ask_model *m, const char *name, const json_t *ids,

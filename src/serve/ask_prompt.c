@@ -282,30 +282,37 @@ int ask_add_text(struct ask *ask, const struct ask_model *m, struct str text, st
     return ask_add_encoded(ask, m, text, SLUICE_ENCODE_BOS | SLUICE_ENCODE_SPECIAL, err);
 }
 
+/* Whether the model has a token for each of three texts. */
+static bool has_tokens(const struct ask_model *m, const char *const *texts) {
+    return ask_token_of(m->model, texts[0]) >= 0 && ask_token_of(m->model, texts[1]) >= 0 &&
+           ask_token_of(m->model, texts[2]) >= 0;
+}
+
 int ask_add_middle(struct ask *ask, const struct ask_model *m, struct str before, struct str after,
                    struct str begun, struct err *err) {
     static const char *const tags[][3] = {
         {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"}, /* Qwen */
         {"<fim_prefix>", "<fim_suffix>", "<fim_middle>"},       /* StarCoder, SmolLM2 */
     };
-    for (size_t i = 0; i < sizeof tags / sizeof *tags; i++) {
-        const char *const *its = tags[i];
-        struct buffer all = {0};
-        if (ask_token_of(m->model, its[0]) < 0 || ask_token_of(m->model, its[1]) < 0 ||
-            ask_token_of(m->model, its[2]) < 0)
-            continue;
-        buffer_printf(&all, "%s", its[0]);
-        buffer_add(&all, before.at, before.len);
-        buffer_printf(&all, "%s", its[1]);
-        buffer_add(&all, after.at, after.len);
-        buffer_printf(&all, "%s", its[2]);
-        buffer_add(&all, begun.at, begun.len);
-        int status = ask_add_text(ask, m, buffer_str(&all), err);
-        buffer_free(&all);
-        return status;
+    const struct str texts[3] = {before, after, begun};
+    struct ids prompt = {malloc(m->context * sizeof *prompt.at), 0};
+    size_t i = 0;
+    int status = prompt.at ? SLUICE_OK : err_memory(err, "a prompt");
+    while (!status && !has_tokens(m, tags[i]))
+        if (++i == sizeof tags / sizeof *tags)
+            status = err_set(err, SLUICE_ERR_UNSUPPORTED,
+                             "suffix is not supported: this model has no token <|fim_middle|>");
+    if (!status && m->facts.adds_bos)
+        prompt.at[prompt.n++] = m->facts.bos;
+    for (int k = 0; !status && k < 3; k++) {
+        status = append_text(m, &prompt, str_of(tags[i][k]), SLUICE_ENCODE_SPECIAL, err);
+        if (!status) /* a file may be about control tokens */
+            status = append_text(m, &prompt, texts[k], 0, err);
     }
-    return err_set(err, SLUICE_ERR_UNSUPPORTED,
-                   "suffix is not supported: this model has no token <|fim_middle|>");
+    if (!status)
+        return add_prompt(ask, m, prompt, err);
+    free(prompt.at);
+    return status;
 }
 
 void ask_decode(const struct ask_model *m, const int32_t *tokens, size_t n, bool with_control,
