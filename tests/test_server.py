@@ -768,9 +768,15 @@ def test_llama_completion():
     assert [x["index"] for x in several] == [0, 1] and [x["tokens_evaluated"] for x in several] == [1, 3], several
     assert len({ask(temperature=1.5, seed=-1)[2]["generation_settings"]["seed"] for _ in range(3)}) == 3
     assert ask(temperature=1.5, seed=7)[2]["content"] == ask(temperature=1.5, seed=7)[2]["content"]
-    number = ask(json_schema={"type": "integer", "minimum": 10, "maximum": 99}, n_predict=-1)[2]
+    number = ask(json_schema={"type": "integer", "minimum": 10, "maximum": 99}, grammar="", n_predict=-1)[2]
     assert number["content"].strip().isdigit() and number["stop_type"] == "eos", number
-    for fields, words in ((dict(prompt=None), "prompt is null, expected a text"), (dict(n_predict=-3), "n_predict is -3, expected -2 or more"),
+    first = s.request("POST", "/detokenize", {"tokens": ids[:1]})[2]["content"]
+    for never in ([[ids[0], False]], [[ids[0], -100]], [[first, False]], {str(ids[0]): False}):
+        assert ask(logit_bias=never, return_tokens=True)[2]["tokens"][0] != ids[0], never
+    assert ask(logit_bias=[])[2]["content"] == whole["content"]
+    for fields, words in ((dict(logit_bias=[3]), "logit_bias has a number at place 0, expected [token, bias]"),
+                          (dict(logit_bias=[[8192, 1]]), "logit_bias has another id at place 0"), (dict(logit_bias=[[5]]), "logit_bias of 5 is missing"),
+                          (dict(prompt=None), "prompt is null, expected a text"), (dict(n_predict=-3), "n_predict is -3, expected -2 or more"),
                           (dict(n_probs=21), "n_probs is 21, expected 0 to 20"), (dict(json_schema="x"), "json_schema is a string, expected an object"),
                           (dict(grammar='root ::= "x"', json_schema={}), "another format is given too"), (dict(prompt="fox " * 3000), "the context is")):
         status, _, body = ask(**fields)

@@ -167,35 +167,77 @@ static int64_t id_of(const char *key) {
     return id;
 }
 
-static void read_biases(struct ask *ask, struct fields *f, const struct ask_model *m) {
+/* In the OpenAI API -100 means never, in llama.cpp's false does. */
+static void add_bias(struct ask *ask, struct fields *f, int32_t token, const json_t *value) {
+    double bias = json_is_false(value) ? -100 : json_number_value(value);
+    if ((!json_is_number(value) && !json_is_false(value)) || !(fabs(bias) <= 1000)) {
+        char found[32];
+        snprintf(found, sizeof found, "%g", bias);
+        fields_refuse(f, "logit_bias", "logit_bias of %d is %s, expected -1000 to 1000", token,
+                      json_is_number(value) ? found : json_kind(value));
+    } else if (ask->sampling.n_biases == SLUICE_MAX_BIASES) {
+        fields_refuse(f, "logit_bias", "logit_bias has more than %d tokens", SLUICE_MAX_BIASES);
+    } else {
+        ask->biases[ask->sampling.n_biases++] =
+            (struct sluice_bias){token, bias <= -100 ? -INFINITY : (float)bias};
+    }
+}
+
+/* {"ID": BIAS, ...} */
+static void read_bias_object(struct ask *ask, struct fields *f, const struct ask_model *m) {
     const json_t *biases = NULL;
     const char *key;
     json_t *value;
     fields_object(f, "logit_bias", &biases);
     json_object_foreach((json_t *)biases, key, value) {
         int64_t token = id_of(key);
-        double bias = json_number_value(value);
-        if (token < 0 || token >= m->facts.n_tokens) {
+        if (token < 0 || token >= m->facts.n_tokens)
             fields_refuse(f, "logit_bias",
                           "logit_bias has the key '%.40s', expected a token id, 0 to %d", key,
                           m->facts.n_tokens - 1);
+        if (f->wrong)
             return;
-        }
-        if (!json_is_number(value) || !(fabs(bias) <= 1000)) {
-            char found[32];
-            snprintf(found, sizeof found, "%g", bias);
-            fields_refuse(f, "logit_bias", "logit_bias of %.40s is %s, expected -1000 to 1000", key,
-                          json_is_number(value) ? found : json_kind(value));
-            return;
-        }
-        if (ask->sampling.n_biases == SLUICE_MAX_BIASES) {
-            fields_refuse(f, "logit_bias", "logit_bias has more than %d tokens", SLUICE_MAX_BIASES);
-            return;
-        }
-        /* In the OpenAI API -100 means never. */
-        ask->biases[ask->sampling.n_biases++] =
-            (struct sluice_bias){(int32_t)token, bias <= -100 ? -INFINITY : (float)bias};
+        add_bias(ask, f, (int32_t)token, value);
     }
+}
+
+/* llama.cpp's [[ID or TEXT, BIAS], ...]: a text stands for each of its tokens. */
+static void read_bias_list(struct ask *ask, struct fields *f, const struct ask_model *m,
+                           const json_t *list) {
+    json_t *pair;
+    size_t i;
+    json_array_foreach(list, i, pair) {
+        const json_t *what = json_array_get(pair, 0), *bias = json_array_get(pair, 1);
+        int32_t tokens[SLUICE_MAX_BIASES];
+        json_int_t id = json_integer_value(what);
+        size_t n = 0;
+        if (json_is_string(what)) {
+            sluice_encode(m->model, json_string_value(what), json_string_length(what), 0, tokens,
+                          SLUICE_MAX_BIASES, &n);
+        } else if (json_is_integer(what) && id >= 0 && id < m->facts.n_tokens) {
+            tokens[n++] = (int32_t)id;
+        } else {
+            fields_refuse(f, "logit_bias",
+                          "logit_bias has %s at place %zu, expected [token, bias], a token being a "
+                          "text or an id, 0 to %d",
+                          json_is_integer(what) ? "another id" : json_kind(what ? what : pair), i,
+                          m->facts.n_tokens - 1);
+        }
+        if (n > SLUICE_MAX_BIASES)
+            fields_refuse(f, "logit_bias", "logit_bias has more than %d tokens", SLUICE_MAX_BIASES);
+        for (size_t k = 0; k < n && !f->wrong; k++)
+            add_bias(ask, f, tokens[k], bias);
+        if (f->wrong)
+            return;
+    }
+}
+
+static void read_biases(struct ask *ask, struct fields *f, const struct ask_model *m) {
+    const json_t *biases = fields_any(f, "logit_bias");
+    if (json_is_array(biases))
+        read_bias_list(ask, f, m, biases);
+    else
+        read_bias_object(ask, f, m);
 }
 
 void ask_read_sampling(struct ask *ask, struct fields *f, const struct ask_model *m) {
@@ -256,7 +298,7 @@ void ask_read_format(struct ask *ask, struct fields *f, const struct ask_model *
         schema = json_object_get(format, "schema");
     if (json_is_null(schema))
         schema = NULL;
-    if (grammar && !f->wrong)
+    if (grammar && *grammar && !f->wrong) /* llama.cpp's clients send "" for none */
         set_format(ask, f, "grammar", m, FORMAT_GBNF, str_of(grammar));
     if (!format || f->wrong)
         return;
