@@ -5,11 +5,13 @@
 // Set where the driver's own conversion is broken: host/pipelines.c.
 layout(constant_id = 100) const uint CONVERTS_HALVES = 0;
 
-// Infinities and NaN keep their bits, subnormals become normal.
+// Infinities and NaN keep their bits. No float is subnormal: a driver may read such as 0.
 float half_value(uint h) {
-    uint magnitude = (h & 0x7fff) << 13;
-    uint bits = magnitude >= 0x0f800000 ? magnitude | 0x7f800000
-                                        : floatBitsToUint(uintBitsToFloat(magnitude) * 5.192296858534828e33);
+    uint magnitude = (h & 0x7fff) << 13, bits = magnitude + 0x38000000; // bias 15 to 127
+    if (magnitude >= 0x0f800000)
+        bits = magnitude | 0x7f800000;
+    else if (magnitude < 0x00800000)
+        bits = floatBitsToUint(float(h & 0x3ff) * 5.9604644775390625e-8); // 2^-24
     return uintBitsToFloat(bits | (h & 0x8000) << 16);
 }
 
