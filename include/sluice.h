@@ -120,11 +120,11 @@ int sluice_encode(const sluice_model *model, const char *text, size_t length, un
  * "messages" (an array of objects with "role" and "content", as in the OpenAI API) and optionally
  * "tools" (an array), "add_generation_prompt" (default true: the ids end where the answer begins),
  * "enable_thinking" and "chat_template" (a Jinja template in place of the model's own); other
- * members are passed to the template as variables. The text of a
- * message never becomes a control token. *n and `capacity` as above. On failure `error` (may be
- * NULL) holds one line that says why. Templates are programs: one that takes more than about two
- * seconds of processor time, or too much memory, is SLUICE_ERR_FORMAT, so the call always ends;
- * sluice_engine_cancel has no effect on it. */
+ * members are passed to the template as variables. The text of a message never becomes a control
+ * token. *n and `capacity` as above. On failure `error` (may be NULL) holds one line that says why.
+ * Templates are programs: one that takes more than about two seconds of processor time, or too much
+ * memory, is SLUICE_ERR_FORMAT, so the call always ends; sluice_engine_cancel has no effect on it.
+ */
 int sluice_encode_chat(const sluice_model *model, const char *request, int32_t *tokens,
                        size_t capacity, size_t *n, char *error, size_t error_size);
 
@@ -140,7 +140,8 @@ int sluice_text_open(sluice_text **out, const sluice_model *model, const char *c
                      size_t n_stops);
 void sluice_text_close(sluice_text *text); /* takes NULL */
 
-/* Control tokens give no text, or, from here on, the text they are written as ("<|im_end|>"). */
+/* Whether control tokens give the text that they are written as ("<|im_end|>"); at first they give
+ * none. */
 void sluice_text_show_control(sluice_text *text, bool is_shown); /* takes NULL */
 
 enum { SLUICE_TEXT_END = -1 };

@@ -124,7 +124,7 @@ struct backend_kind {
     int (*wait)(struct backend *b, struct err *err);
 
     /* IO_BURST steps as one submission: every output wants a token, is its segment's only row, and
-     * goes on from that token. The tokens picked on the way are in IO's burst, (O, IO_BURST); the
+     * feeds that token to the next step. The tokens picked are in IO's burst, (O, IO_BURST); the
      * last one is in its output. has_burst: whether a plan has such a recording. NULL: none has. */
     bool (*has_burst)(const struct backend *b, uint32_t plan);
     int (*submit_burst)(struct backend *b, uint32_t plan, struct err *err);

@@ -8,8 +8,9 @@
  * into text; api_model.c and api.c are the public interface.
  *
  * Threads. An engine and its sequences are used by one thread at a time; `cancel` may be set by
- * any. Several engines may share a model: its mutex guards loading. Memory. Tables come from the
- * engine's arena, at open. */
+ * any. Several engines may share a model: its mutex guards loading.
+ *
+ * Memory. Tables come from the engine's arena, at open. */
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
 

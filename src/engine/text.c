@@ -97,9 +97,8 @@ static int take(struct sluice_text *t, int32_t token) {
     t->buffer.len -= t->n_given;
     t->n_given = 0;
     if (t->has_stopped) {
-        t->detok = (struct detok){
-            .t = t->detok.t,
-            .with_control = t->detok.with_control}; /* what it held is not wanted any more */
+        /* what it held is not wanted any more */
+        t->detok = (struct detok){.t = t->detok.t, .with_control = t->detok.with_control};
         return SLUICE_OK;
     }
     return token == SLUICE_TEXT_END ? detok_end(&t->detok, &t->buffer, NULL)

@@ -35,7 +35,7 @@ int fields_refuse(struct fields *f, const char *name, const char *format, ...)
 
 /* A member that is a string; NULL: it is not one. */
 const char *json_text_of(const json_t *object, const char *name);
-/* "a string", "an array" ... for messages; "nothing" for NULL. */
+/* "a string", "an array" ... for messages; "missing" for NULL. */
 const char *json_kind(const json_t *value);
 
 #endif

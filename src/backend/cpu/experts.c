@@ -149,7 +149,7 @@ void cpu_experts_in(struct cpu_step *s) {
  * shared one, which may have another width; values and groups are counted apart, as a width need
  * not be a multiple of a group. */
 struct hidden_row {
-    const struct cpu_weight *down; /* what it meets */
+    const struct cpu_weight *down; /* what it is multiplied with */
     uint32_t k;
     float *x;
     struct act_group *groups;
