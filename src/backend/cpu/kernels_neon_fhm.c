@@ -57,7 +57,7 @@ enum {
     MOST_VALUES_ROWS = 4, /* of a block of PV: with more, one vector of values is all that fits */
     MOST_TILE = 8,
     MOST_EIGHTS = 4,
-    VALUES_BYTES = 32 << 10, /* that blocks of PV go through at a time: half of V1's first cache */
+    VALUES_BYTES = 32 << 10, /* of values that blocks of PV go through at a time: half of V1's L1 */
 };
 
 /* Positions of a tile of QK, and eights of values of a block of PV: sums enough that none waits for
@@ -78,10 +78,10 @@ INLINE void store_8(uint16_t *to, const float *from) {
     vst1q_u16(to, vreinterpretq_u16_f16(vcvt_high_f16_f32(low, vld1q_f32(from + 4))));
 }
 
-/* What comes next, values or the next split's keys: a line with every 64 bytes of what is
- * multiplied now. It is fetched to the second cache, as fetches that wait for memory hold up loads
- * of the first; for one query, which memory bounds, to the third: there are more of them under way
- * then. The first cache fetches what is multiplied next itself (near). */
+/* What comes next, values or the next split's keys: a line is prefetched with every 64 bytes that
+ * are multiplied now. It goes to L2, as prefetches into L1 that wait for memory hold up its loads;
+ * for one query, which is bound by memory, to L3: more of them can be in flight there. What is
+ * multiplied right after goes to L1 (fetch_near). */
 struct ahead {
     const uint8_t *at;
     size_t line; /* 64; 0: nothing new */
@@ -302,7 +302,7 @@ static TARGET struct ahead pv_some(const struct attend_split *s, uint32_t first,
     return ahead;
 }
 
-/* Blocks go through so many positions at a time that their values stay in the first cache. */
+/* Blocks go through so many positions at a time that their values stay in L1. */
 static TARGET void run_values(const struct attend_split *s, uint32_t first, uint32_t n) {
     struct ahead ahead = {s->next ? s->next : s->values, s->next ? 64 : 0};
     uint32_t positions = VALUES_BYTES / (2 * s->width) / 8 * 8;

@@ -4,9 +4,9 @@
  * kernels_neon_sdot.c and kernels_neon_mmla.c define UNIT (4 or 8), TARGET, ISA
  * and NEEDS, include this file and get `rows`, the kernels of every type.
  * Matrices are packed as kernels_neon_pack.h says: a group of 32 values of four
- * weight rows is opened into eight vectors, which the activation rows pass by,
- * up to eight of them; one or two meet all eight weight rows. Many rows meet
- * tiles that stay open.
+ * weight rows is opened into eight vectors and multiplied with up to eight
+ * activation rows; with one or two, all eight weight rows of a tile are. With
+ * many a tile stays open: it is opened once for all of them.
  *
  * A sum of integers starts at the bits of a large float whose last bit counts
  * as one (or a half, a quarter ... where the opened values are too large by a
@@ -35,7 +35,7 @@
 #define INLINE static inline __attribute__((always_inline))
 
 enum {
-    TILES = 16,   /* that an activation row meets in turn */
+    TILES = 16,   /* that activation rows are multiplied with at a time */
     MAX_ACTS = 8, /* rows at once */
     CHUNK = 8,    /* groups between visits to the sums: a block of 256 values */
     SEGMENT = 32, /* groups whose activations are put together for all tiles */
@@ -415,15 +415,15 @@ INLINE void load_scales(const struct format *f, struct half from, int g, int hal
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* Many rows' activations are put together before they meet the tiles. */
+/* Activations of several rows are put together, once for all tiles. */
 #if UNIT == 8
-/* A group of rows x and y as SMMLA meets it: eight values of x and eight of y
+/* A group of rows x and y as SMMLA takes it: eight values of x and eight of y
  * in a vector. Its sums are of two weight rows, a and b: [a.x a.y b.x b.y]. They
  * stay in this order to the end, so what belongs to rows is [x y x y]. */
 struct together {
     int8_t q[4][16];
     float scale[4], offset[4], half_offset[2][4];
-    float unused[4]; /* pairs 128 bytes apart lie in one bank of L1: one load a cycle (V1) */
+    float unused[4]; /* pairs 128 bytes apart are in one bank of L1: one load a cycle (V1) */
 };
 enum { TOGETHER = 2 };
 #else
@@ -678,8 +678,9 @@ INLINE TARGET void dots_of_two(const struct format *f, const int8x16_t *w,
 }
 
 /* Two steps, 16 values, of eight rows and four weight rows: each vector of weights and activations
- * is loaded where it is used, and the eight sums grow in turns. V1 takes few operands a cycle that
- * it has had for long, and a sum that is added to twice in a row waits. */
+ * is loaded right before its use, and the eight sums take turns. V1 reads few operands a cycle from
+ * its registers, but need not read what was just loaded; and a sum that is added to twice in a row
+ * waits. */
 #define LOAD_WEIGHTS(a, b, step) "ldp %q[" a "], %q[" b "], [%[w], #32*" step "]\n\t"
 #define LOAD_PAIR(pair, step) "ldr %q[x" pair "], [%[xy], #144*" pair "+16*" step "]\n\t"
 #define LOAD_START(sum) "ldr %q[d" sum "], [%[start], #16*" sum "]\n\t"
@@ -913,10 +914,7 @@ INLINE TARGET void add_blocks(const struct format *f, const uint8_t *block, int 
         sums[first + h][r] = sum[h][r];
 }
 
-/* ---- tiles that stay open -----------------------------------------------------------------------
- *
- * Where many rows meet a tile, it is opened once for all of them.
- */
+/* ---- tiles that stay open ------------------------------------------------------------------- */
 
 /* A group of half a tile. s: its scales, or d where blocks are of 32 values; m: its minimums. */
 struct opened {
@@ -1089,7 +1087,7 @@ typedef void add_fn(struct tiles tiles, struct rows rows, float32x4_t (*sums)[2]
 typedef void add_many_fn(struct tiles tiles, uint32_t group, int n, struct rows rows, uint32_t acts,
                          float32x4_t (*sums)[TILES][2][MAX_ACTS]);
 
-/* The activations, put together, stay in L1; a tile is opened and meets them all. */
+/* The activations, put together, stay in L1; a tile is opened and multiplied with all of them. */
 INLINE TARGET void add_many_tiles(const struct format *f, struct tiles tiles, uint32_t group, int n,
                                   struct rows rows, uint32_t acts,
                                   float32x4_t (*sums)[TILES][2][MAX_ACTS]) {

@@ -1,22 +1,22 @@
 /* kernels_neon_one.h - products of one row of activations with tiles that are packed for SMMLA.
  *
- * A part of kernels_neon_int8.h. SMMLA would leave half of its sums unused: SDOT multiplies eight
- * values of two weight rows with the same eight activations twice, which are stored so once for all
- * tiles, and lanes are added in pairs. What is left of a group is done while the next one is opened
- * and multiplied: its chain of instructions that wait for each other would fill the queues of the
- * vector pipes.
+ * A part of kernels_neon_int8.h. With one row half of SMMLA's sums would be unused, so these use
+ * SDOT: a vector has eight values of two weight rows and is multiplied with eight activations,
+ * repeated; they are stored in this form once for all tiles. Lanes are added in pairs at the end of
+ * a group. That end is computed while the next group is opened and multiplied: its instructions,
+ * each of which waits for the one before, would otherwise fill the queues of the vector pipes.
  *
- * Integers are scaled as such and converted once for each group. That has the bits of the floats
- * that the other kernels use, which are all exact up to there; on a core with two vector pipes it
+ * Sums are multiplied with their scales as integers, and converted once a group. The bits are those
+ * of the other kernels, whose floats are exact up to there; on a core with two vector pipes it
  * would take longer. */
 
-/* A group of the row. q: eight values twice. */
+/* A group of the row. q: eight values, repeated. */
 struct twice {
     int8_t q[4][16];
     float scale, offset, half_offset[2];
 };
 
-/* Groups that are stored so at a time. */
+/* Groups in this form at a time. */
 enum { MAX_TWICE = 1024 };
 
 INLINE void store_twice(const struct act_group *from, uint32_t n, struct twice *to) {
@@ -28,10 +28,10 @@ INLINE void store_twice(const struct act_group *from, uint32_t n, struct twice *
     }
 }
 
-/* Eight vectors, half a group of both halves of a tile, with 16 values x: [two weight rows, the
- * other two][of the next half]. In assembly, because the order counts: four sums go on in turns,
- * and operands that are loaded right before their use need no place in the register file's few
- * ports (Neoverse V1). */
+/* Half a group of a tile's eight weight rows with 16 activations x: v and w have four vectors each,
+ * of the tile's first and second half; sums 0 and 1 are of two weight rows of v each, 2 and 3 of w.
+ * In assembly, because the order counts: the four sums take turns, and activations that were just
+ * loaded need not be read from the register file, which has few ports (Neoverse V1). */
 #define DOT_EIGHT                                                                                  \
     "sdot %0.4s, %6.16b, %4.16b\n\t"                                                               \
     "sdot %1.4s, %7.16b, %4.16b\n\t"                                                               \
@@ -65,7 +65,7 @@ INLINE TARGET void add_eight(int32x4_t *sum /* (4) */, const int8x16_t *v, const
             : DOT_EIGHT_INPUTS);
 }
 
-/* sum: of each run. */
+/* sum: [run]. */
 INLINE TARGET void dots_of_one(const struct format *f, int8x16_t (*w)[8], const struct twice *x,
                                int32x4_t (*sum)[4] /* (2) */) {
     start_eight(sum[0], w[0], w[1], x->q);
@@ -79,6 +79,7 @@ INLINE int32x4_t dot_of_half(const int32x4_t *sum, int half) {
     return vpaddq_s32(sum[2 * half], sum[2 * half + 1]);
 }
 
+/* sum / 2^shift. */
 INLINE float32x4_t unshifted(int32x4_t sum, int shift) {
     switch (shift) {
     case 2:
@@ -138,7 +139,7 @@ INLINE void halves_of(int16x8_t v, int32x4_t *to /* (2) */) {
     to[1] = vmovl_high_s16(v);
 }
 
-/* Eight bytes from `first` on as numbers of 32 bits: a look-up, where shifts have but two pipes. */
+/* Eight bytes from `first` on as integers of 32 bits: by TBL, as only two pipes shift. */
 INLINE void spread_bytes(uint8x16_t v, int first, int32x4_t *to /* (2) */) {
 #define LANE(i) i, 255, 255, 255
 #define FOUR_LANES(i)                                                                              \

@@ -1,10 +1,10 @@
 /* kernels_neon_plain.c - one row of f32 activations with F32, F16 and BF16 weights, for cores that
- * have FMLAL (FEAT_FHM): they run four vector instructions a cycle.
+ * have FMLAL (FEAT_FHM), which run four vector instructions a cycle.
  *
- * The sums are those of kernels_f32.h. Several weight rows go on side by side, since a sum waits
- * for itself, and are fetched into L2 long before their use. f16 become f32 by FMLAL, which adds
- * f16 products to f32: times 1, added to -0, nothing is rounded, and a zero keeps its sign. What
- * else there is to multiply is left to kernels_neon.c. */
+ * The sums are those of kernels_f32.h. Several weight rows are multiplied side by side, since each
+ * addition to a sum waits for the one before, and are fetched into L2 long before their use. f16
+ * become f32 by FMLAL, which adds f16 products to f32: times 1, added to -0, nothing is rounded,
+ * and a zero keeps its sign. More rows, and rows of other lengths, are left to kernels_neon.c. */
 #include "backend/cpu/kernels_rows.h"
 
 #if defined(__aarch64__)
@@ -46,7 +46,7 @@ INLINE void multiply_rows(wide_fn *wide, uint32_t bytes, int rows, const uint8_t
     UNROLL for (int j = 0; j < rows; j++) sum[j] = vdupq_n_f32(0);
     for (uint32_t i = 0; i < k; i += 8) {
         const size_t at = (size_t)i * bytes;
-        if (at % 64 == 0) { /* of the row that takes its place, at a row's end */
+        if (at % 64 == 0) { /* beyond a row's end: of the row that comes after these */
             const uint8_t *ahead =
                 w + at + AHEAD + (at + AHEAD < row ? 0 : (size_t)(rows - 1) * row);
             UNROLL for (int j = 0; j < rows; j++) __builtin_prefetch(ahead + (size_t)j * row, 0, 2);

@@ -137,7 +137,7 @@ HOST_DEVICE uint32_t tile_bf16_chunk(uint32_t rows, uint32_t n, uint32_t chunk) 
 }
 
 /* What a matrix's tiles hold: its own type; F32, whatever its type; or F32 in tiles of 4 rows, for
- * matrices of few rows that meet f32 activations. */
+ * matrices of few rows that are multiplied with f32 activations. */
 enum tile_expansion { TILE_AS_IS, TILE_F32, TILE_FEW_F32 };
 
 struct operand;

@@ -22,9 +22,9 @@ const struct cuda_place *cuda_find_place(const struct backend *b, const struct o
     return places_find(b->places, b->n_places, sizeof *b->places, o);
 }
 
-/* Whether a segment is expanded to F32 tiles: one that meets f32 activations, but where all are
- * BF16 or all F16, whose activations are in two parts (kernels/project_bf16.cuh) and one kernel
- * does them all; and F16 beside other types than F32, since a row has parts of one kind. */
+/* Whether a segment is expanded to F32 tiles: one with f32 activations, but where all are BF16
+ * or all F16, whose activations are in two parts (kernels/project_bf16.cuh) and one kernel does
+ * them all; and F16 beside other types than F32, since a row has parts of one kind. */
 static enum tile_expansion expansion_of(const struct op_project *p, uint32_t segment) {
     uint32_t type = p->segments[segment].weight.type;
     bool are_alike = type == DT_BF16 || type == DT_F16, are_f16 = type == DT_F16;

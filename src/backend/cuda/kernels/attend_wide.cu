@@ -277,7 +277,7 @@ static __device__ __forceinline__ void sync_producers(void) {
 /* ---- the producer, of a quantized cache ------------------------------------------------------ */
 
 /* A block of 32 values of row `row`, from the 16-byte chunk `chunk` on. It begins at a multiple of
- * two bytes: words are loaded as they lie and shifted. */
+ * two bytes: aligned words are loaded and shifted. */
 template <int T>
 static __device__ __forceinline__ void unpack_block(uint32_t to, const uint8_t *block, uint32_t row,
                                                     uint32_t chunk) {

@@ -9,7 +9,7 @@
  *
  * Everything but the row is loaded before griddepcontrol.wait: of other shapes, where there is one
  * cell, the state into registers, the tile's window and conv weights into shared memory by
- * cp.async. After it all loads are on their way before any is waited for. Over delta_batch at one
+ * cp.async. After it all loads are in flight before any is waited for. Over delta_batch at one
  * row: 6.7 % of a step of qwen35-0.8b. */
 #include "backend/cuda/kernels/delta.cuh"
 

@@ -231,7 +231,7 @@ struct log_block {
             cp_async_16(to + 4 * j * KEY, from + j * KEY);
     }
 
-    /* A lane a job: what it is made of. */
+    /* What a job is made of; a lane has one. */
     struct lane_job {
         struct io_segment segment;
         float alpha, beta, a, dt;
@@ -253,8 +253,8 @@ struct log_block {
         return job;
     }
 
-    /* A state is written when its log is full, and else in turn, so that every block and every step
-     * writes about as much; neighbours at other times, so that at any time about as much is written
+    /* A state is written when its log is full; otherwise states take turns, so that every block and
+     * every step writes about as much, and neighbouring blocks at different times of a step
      * (qwen35-4b, 64 sequences: 1.4 %). */
     __device__ __forceinline__ void write_job(const struct delta_params &p,
                                               const struct lane_job &from) const {

@@ -18,8 +18,8 @@
  * columns of B; project_wide_bf16.cu both parts of 16 to 128 rows as the columns of one wgmma, a
  * slot after the other.
  *
- * F32 segments beside BF16 or F16 ones meet hi + lo in place of a: the qact has no others. F16
- * beside BF16 or int8 ones is expanded to F32 (host/load.c): a row has parts of one kind.
+ * F32 segments beside BF16 or F16 ones are multiplied with hi + lo, not a: the qact has only those.
+ * F16 beside BF16 or int8 ones is expanded to F32 (host/load.c): a row has parts of one kind.
  *
  * The CPU multiplies f32 values; the bound above is what the two may differ by, besides the order
  * of sums. An infinity or a NaN in the activations gives NaN. */

@@ -671,9 +671,9 @@ static __device__ __forceinline__ float row_factor(const struct project_input &i
 enum { ALL_ROWS_UP_TO = 128 }; /* buckets whose rows are quantized all */
 
 /* Quantizes row blockIdx.x for wgmma, by `threads`. False: it is after the step's last, and left as
- * it is, since a quantized row meets its own results alone. In small buckets such rows are
- * quantized, too: to know that they are none would take a trip to L2 before the row is loaded. red:
- * as of quantize_row. */
+ * it is, since no other row's results depend on it. In small buckets such rows are quantized, too:
+ * to know that they are none would take a trip to L2 before the row is loaded. red: as of
+ * quantize_row. */
 template <int SET, class PARAMS, class QACT>
 static __device__ __forceinline__ bool quantize_wide_values(const struct row_threads &threads,
                                                             const PARAMS &p, const QACT &to,

@@ -321,7 +321,7 @@ template <int N> static __device__ __forceinline__ float add_warps(const float *
         return __fadd_rn(add_warps<2 * N>(sums), add_warps<2 * N>(sums + N * WARP_SUMS));
 }
 
-/* A warp's router rows on their way: row e is in slot e % ROUTE_WIDE_SLOTS. */
+/* A warp's router rows in flight: row e is in slot e % ROUTE_WIDE_SLOTS. */
 struct router_ring {
     uint32_t at, n; /* shared memory; rows of the router */
 

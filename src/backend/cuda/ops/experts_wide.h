@@ -3,7 +3,7 @@
  *
  * A pair is a row and one of its experts, the shared one included. Pairs are ordered by expert, the
  * shared one first, then by row, and each expert's begin at a multiple of a tile's rows; a pair's
- * place is where it is in that order. So a tile of places meets the weights of one expert.
+ * place is where it is in that order. So a tile of places is multiplied with one expert's weights.
  *
  * Kernels of an op, all of fixed grids; what a step really has is in experts_order:
  *   experts_wide_sort       the order of pairs, and the expert of each tile
