@@ -1079,7 +1079,7 @@ static void check_fetched(struct rig *r, const struct fetched *o) {
     struct stream s = stream_of(o->seed);
     struct err err;
     bool is_filled = host_tier_wait(&r->host, o->host);
-    EXPECT(!host_tier_is_under_way(&r->host, o->host));
+    EXPECT(!host_tier_is_pending(&r->host, o->host));
     EXPECT(is_filled == !o->is_spoiled);
     if (is_filled)
         EXPECT_INT(host_tier_get(&r->host, o->host, take, &s, &err), SLUICE_OK);
@@ -1157,7 +1157,7 @@ TEST(tier_disk_fetch_ends_with_files_that_wait) {
         fetch_disk(&r, f, &objects[i]);
     disk_fetch_close(f);
     for (uint32_t i = 0; i < 100; i++) {
-        EXPECT(!host_tier_is_under_way(&r.host, objects[i].host));
+        EXPECT(!host_tier_is_pending(&r.host, objects[i].host));
         host_tier_free(&r.host, objects[i].host);
     }
     rig_close(&r);

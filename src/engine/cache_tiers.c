@@ -263,7 +263,7 @@ static bool is_any_coming(const struct cache *c, uint32_t e, uint64_t *on_disk) 
         if (cache_is_in(c, e, TIER_DEVICE))
             continue;
         if (object != NO_OBJECT)
-            is_any |= host_tier_is_under_way(c->lower.host, object);
+            is_any |= host_tier_is_pending(c->lower.host, object);
         else if (is_on_disk_alone(c, e))
             *on_disk += cache_payload_bytes(c, e);
     }

@@ -72,8 +72,9 @@ struct sluice_seq {
 /* A sequence's part of a step. */
 struct part {
     uint32_t slot, rows, outputs;
-    uint32_t drafted, kept; /* the last ones of both; and how many drafts were right */
-    uint32_t first_change;  /* entries of its page table change from this one on */
+    uint32_t drafted;      /* drafts, which are the last of its rows and outputs */
+    uint32_t kept;         /* drafts that were right */
+    uint32_t first_change; /* entries of its page table change from this one on */
 };
 
 enum { MAX_PLANS = 24, SPARE_HANDLES = 64 };

@@ -218,7 +218,7 @@ static void unpin(struct host_tier *h, uint32_t object) {
     give_back(h, object);
 }
 
-static bool is_under_way(const struct host_object *o) {
+static bool is_pending(const struct host_object *o) {
     return o->state == HOST_WAITING || o->state == HOST_FILLING;
 }
 
@@ -229,7 +229,7 @@ void host_tier_free(struct host_tier *h, uint32_t object) {
     CHECK(!o->is_freed);
     if (o->state == HOST_WAITING && o->pins == 1)
         o->state = HOST_FAILED;
-    while (is_under_way(o))
+    while (is_pending(o))
         pthread_cond_wait(&h->done, &h->lock);
     o->is_freed = true;
     if (o->pins == 0)
@@ -372,9 +372,9 @@ void host_tier_end(struct host_tier *h, uint32_t object, bool is_filled) {
     pthread_mutex_unlock(&h->lock);
 }
 
-bool host_tier_is_under_way(struct host_tier *h, uint32_t object) {
+bool host_tier_is_pending(struct host_tier *h, uint32_t object) {
     pthread_mutex_lock(&h->lock);
-    bool is_it = is_under_way(living(h, object));
+    bool is_it = is_pending(living(h, object));
     pthread_mutex_unlock(&h->lock);
     return is_it;
 }
@@ -389,7 +389,7 @@ struct sluice_moved host_tier_filled(struct host_tier *h) {
 bool host_tier_wait(struct host_tier *h, uint32_t object) {
     pthread_mutex_lock(&h->lock);
     const struct host_object *o = living(h, object);
-    while (is_under_way(o))
+    while (is_pending(o))
         pthread_cond_wait(&h->done, &h->lock);
     bool is_filled = o->state == HOST_FILLED;
     pthread_mutex_unlock(&h->lock);

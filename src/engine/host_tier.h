@@ -104,7 +104,7 @@ void host_tier_write(const struct host_tier *h, uint32_t object, uint64_t at, ui
                      const void *from);
 void host_tier_end(struct host_tier *h, uint32_t object, bool is_filled);
 /* Whether it is still to be filled. */
-bool host_tier_is_under_way(struct host_tier *h, uint32_t object);
+bool host_tier_is_pending(struct host_tier *h, uint32_t object);
 
 /* Waits until an object that is filled later is filled; false: that failed. */
 bool host_tier_wait(struct host_tier *h, uint32_t object);

@@ -108,9 +108,8 @@ void state_begin_step(struct state *st);
  * their end is taken by state_advance. */
 void state_plan_snapshots(struct state *st, uint32_t slot, uint32_t rows);
 /* The step is to verify up to n of the slot's drafts, in rows after all that wait; returns how many
- * there are cells for. The state after the last row but n_drafted - i goes to spare cell number
- * first_spare + i, that after the last to the slot's own. Where state is not recurrent none is
- * needed. */
+ * there are cells for. The state before draft i goes to spare cell number first_spare + i, that
+ * after the last draft to the slot's own. Where state is not recurrent no cells are needed. */
 uint32_t state_plan_drafts(struct state *st, uint32_t slot, uint32_t n);
 /* Whether the slot's next step begins with the copy of a page that others read. */
 bool state_must_copy(const struct state *st, uint32_t slot);
@@ -127,7 +126,7 @@ int state_advance(struct state *st, uint32_t slot, uint32_t rows, uint32_t kept,
 int state_undo(struct state *st, uint32_t slot, struct err *err);
 
 int state_fork(struct state *st, uint32_t from, uint32_t *to, struct err *err);
-/* Keeps the first n tokens, n <= n_tokens, of which those from `held` <= n on wait. */
+/* Keeps the first n tokens, n <= n_tokens; those from `held` on, held <= n, wait. */
 int state_rewind(struct state *st, uint32_t slot, uint32_t n, uint32_t held, struct err *err);
 
 /* What state_resume found. */

@@ -114,7 +114,7 @@ typedef void cpu_op_fn(struct cpu_step *s);
 #include "plan/ops.def"
 #undef OP
 
-/* Rows of a tile's weights: about what fits the first cache together with the activations. */
+/* Rows of a tile's weights: about what fits into L1 together with the activations. */
 enum { TILE_VALUES = 16384, DELTA_BLOCK_ROWS = 32 };
 
 /* ---- shared by the ops -------------------------------------------------------------------- */

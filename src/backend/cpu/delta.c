@@ -8,8 +8,8 @@
  *
  * First each thread convolves its share of the channels for all rows and stores their windows; then
  * it takes its share of (segment, value head) and runs the rule over the segment's rows, a few rows
- * S[j] at a time so that they stay in the first cache. S is computed in the cell that the last row
- * stores to; other rows that store copy it from there. */
+ * S[j] at a time so that they stay in L1. S is computed in the cell that the last row stores to;
+ * other rows that store copy it from there. */
 #include <math.h>
 
 #include "backend/cpu/cpu.h"
