@@ -770,11 +770,14 @@ def test_llama_completion():
     assert ask(temperature=1.5, seed=7)[2]["content"] == ask(temperature=1.5, seed=7)[2]["content"]
     number = ask(json_schema={"type": "integer", "minimum": 10, "maximum": 99}, grammar="", n_predict=-1)[2]
     assert number["content"].strip().isdigit() and number["stop_type"] == "eos", number
+    named = ask(response_fields=["content", "timings/predicted_n", "generation_settings/temperature", "timings/no", "", "/"])[2]
+    assert named == {"content": whole["content"], "timings/predicted_n": 8, "generation_settings/temperature": 0}, named
     first = s.request("POST", "/detokenize", {"tokens": ids[:1]})[2]["content"]
     for never in ([[ids[0], False]], [[ids[0], -100]], [[first, False]], {str(ids[0]): False}):
         assert ask(logit_bias=never, return_tokens=True)[2]["tokens"][0] != ids[0], never
     assert ask(logit_bias=[])[2]["content"] == whole["content"]
     for fields, words in ((dict(logit_bias=[3]), "logit_bias has a number at place 0, expected [token, bias]"),
+                          (dict(response_fields=["content", 3]), "response_fields has a number, expected strings"),
                           (dict(logit_bias=[[8192, 1]]), "logit_bias has another id at place 0"), (dict(logit_bias=[[5]]), "logit_bias of 5 is missing"),
                           (dict(prompt=None), "prompt is null, expected a text"), (dict(n_predict=-3), "n_predict is -3, expected -2 or more"),
                           (dict(n_probs=21), "n_probs is 21, expected 0 to 20"), (dict(json_schema="x"), "json_schema is a string, expected an object"),

@@ -1,8 +1,22 @@
 /* api_llama.c - llama.cpp's own API: /completion, /infill, /props, /apply-template, /tokenize,
  * /detokenize. */
+#include <string.h>
+
 #include "serve/http/openai.h"
 
 /* ---- what is asked ------------------------------------------------------------------------ */
+
+static void check_response_fields(struct fields *f) {
+    const json_t *paths = NULL;
+    json_t *path;
+    size_t i;
+    fields_array(f, "response_fields", &paths);
+    json_array_foreach(paths, i, path) {
+        if (!json_is_string(path))
+            fields_refuse(f, "response_fields", "response_fields has %s, expected strings",
+                          json_kind(path));
+    }
+}
 
 /* The prompt aside. Seeds of -1, also as 32 bits without a sign, mean any. n_predict 0 processes
  * the prompt alone, below 0 has no limit. */
@@ -26,6 +40,7 @@ static void read_settings(struct ask *ask, struct fields *f, const struct ask_mo
     fields_object(f, "json_schema", &schema);
     if (schema && !f->wrong)
         ask_set_schema(ask, f, "json_schema", m, schema);
+    check_response_fields(f);
     if (fields_any(f, "snapshot"))
         fields_refuse(f, "snapshot", "snapshot is of a conversation, expected messages");
 }
@@ -106,6 +121,27 @@ static json_t *settings_json(const struct sluice_sampling *s) {
                      json_of_float(s->frequency_penalty));
 }
 
+/* What response_fields names, by paths such as "timings/prompt_n", which are the names then, too;
+ * all if it names nothing. Takes the object. */
+static json_t *only_named(const struct answer *a, json_t *object) {
+    const json_t *paths = json_object_get(a->ask->root, "response_fields");
+    json_t *out = json_array_size(paths) > 0 ? json_object() : json_incref(object), *path;
+    size_t i;
+    json_array_foreach(paths, i, path) {
+        const char *at = json_string_value(path);
+        json_t *value = object;
+        do {
+            size_t n = strcspn(at, "/");
+            value = json_object_getn(value, at, n);
+            at += n;
+        } while (*at++ == '/');
+        if (value)
+            json_object_set(out, json_string_value(path), value);
+    }
+    json_decref(object);
+    return out;
+}
+
 /* The last object of a stream, or the only one. */
 static json_t *end_object(const struct exchange *x, const struct answer *a, struct str content,
                           size_t from) {
@@ -119,7 +155,7 @@ static json_t *end_object(const struct exchange *x, const struct answer *a, stru
         settings_json(&x->ask->sampling), "timings", x->n_answers == 1 ? openai_timings(x) : NULL);
     json_object_update(out, more);
     json_decref(more);
-    return out;
+    return only_named(a, out);
 }
 
 static void put(struct exchange *x, json_t *object) {
