@@ -291,6 +291,7 @@ def test_explain():
     assert len([o for o in plan["ops"] if o["layer"] == 0]) == 5
     timed = json.loads(good("explain", "-m", TINY, "--json", "--time", "--html", TMP / "x.html")[0])
     assert all(o["us"] > 0 for o in timed["ops"]) and (TMP / "x.html").stat().st_size > 1000
+    assert "project ffn in 0</span>" in (TMP / "x.html").read_text()
     assert b"ffn out" in good("explain", "-m", TINY)[0]
 
 

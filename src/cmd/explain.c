@@ -166,12 +166,14 @@ static int put_bars(const struct explain *x, struct outfile *out, struct err *er
         const struct op *op = &x->facts.plan->ops[i];
         struct op_traffic t = step_facts_traffic(&x->facts, i);
         double percent = step_facts_percent(&x->facts, &t, x->facts.seconds[i]);
+        char layer[16] = "";
+        if (op->layer >= 0)
+            snprintf(layer, sizeof layer, " %d", op->layer);
         status = put_line(out, err,
-                          "<div class=r><span>%u %s %s%s%.0d</span><i style='width:%.2f%%;"
+                          "<div class=r><span>%u %s %s%s</span><i style='width:%.2f%%;"
                           "background:linear-gradient(90deg,%s %.0f%%,%s66 0)'></i>"
                           "<b>%.1f us, %s, %.0f %%</b></div>\n",
-                          i, op_name(op->kind), op->role, op->layer > 0 ? " " : "",
-                          op->layer > 0 ? op->layer : 0, 60 * x->facts.seconds[i] / longest,
+                          i, op_name(op->kind), op->role, layer, 60 * x->facts.seconds[i] / longest,
                           colours[op->kind], percent < 100 ? percent : 100, colours[op->kind],
                           1e6 * x->facts.seconds[i], human_bytes(t.read + t.written), percent);
     }
