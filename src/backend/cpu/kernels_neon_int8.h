@@ -425,6 +425,7 @@ struct together {
     float scale[4], offset[4], half_offset[2][4];
     float unused[4]; /* pairs 128 bytes apart are in one bank of L1: one load a cycle (V1) */
 };
+_Static_assert(sizeof(struct together) == 144, "LOAD_PAIR has its size");
 enum { TOGETHER = 2 };
 #else
 /* A group of four rows, so that few instructions load them: either half of it
