@@ -766,6 +766,9 @@ def test_llama_completion():
     assert ask(n_predict=0, stream=True)[2].count('"stop":true') == 1
     several = ask(prompt=["Once", [1, 2, 3]], n_predict=2)[2]
     assert [x["index"] for x in several] == [0, 1] and [x["tokens_evaluated"] for x in several] == [1, 3], several
+    for field in ("n", "n_cmpl"):
+        several = ask(temperature=1.5, seed=7, **{field: 3})[2]
+        assert [x["index"] for x in several] == [0, 1, 2] and several[0]["content"] == ask(temperature=1.5, seed=7)[2]["content"], several
     assert len({ask(temperature=1.5, seed=-1)[2]["generation_settings"]["seed"] for _ in range(3)}) == 3
     assert ask(temperature=1.5, seed=7)[2]["content"] == ask(temperature=1.5, seed=7)[2]["content"]
     number = ask(json_schema={"type": "integer", "minimum": 10, "maximum": 99}, grammar="", n_predict=-1)[2]
