@@ -162,18 +162,26 @@ INLINE __m512i add_four(__m512i dot, __m512i w, const int8_t *q, bool in_order) 
     return _mm512_dpbusd_epi32(dot, w, _mm512_set1_epi32(four));
 }
 
-/* The dot products of run h of a group and n rows: the bias is taken off first. */
+/* The dot products of run h of a group and n rows: the bias is taken off first. Of one row or two
+ * each two products are a chain of their own. */
 INLINE void dot_rows(const struct format *f, const struct opened *w, const struct act_group *rows,
                      size_t stride, int n, int h, __m512i *dot) {
-    const int quads = 8 / f->runs;
+    const int quads = 8 / f->runs, chains = n > 2 ? 1 : quads / 2;
+    __m512i part[DOT_MANY][4];
     UNROLL for (int r = 0; r < n; r++) {
         const struct act_group *a = rows + (size_t)r * stride;
         int32_t minus = f->runs == 1 ? a->minus_sum : a->minus_half[h];
-        dot[r] = f->bias_log2 ? _mm512_slli_epi32(_mm512_set1_epi32(minus), f->bias_log2)
-                              : _mm512_setzero_si512();
+        part[r][0] = f->bias_log2 ? _mm512_slli_epi32(_mm512_set1_epi32(minus), f->bias_log2)
+                                  : _mm512_setzero_si512();
+        UNROLL for (int c = 1; c < chains; c++) part[r][c] = _mm512_setzero_si512();
     }
-    UNROLL for (int j = quads * h; j < quads * (h + 1); j++) UNROLL for (int r = 0; r < n; r++)
-        dot[r] = add_four(dot[r], w->w[j], rows[(size_t)r * stride].q + 4 * j, n == DOT_MANY);
+    UNROLL for (int j = 0; j < quads; j++) UNROLL for (int r = 0; r < n; r++) part[r][j % chains] =
+        add_four(part[r][j % chains], w->w[quads * h + j],
+                 rows[(size_t)r * stride].q + 4 * (quads * h + j), n == DOT_MANY);
+    UNROLL for (int r = 0; r < n; r++) {
+        dot[r] = part[r][0];
+        UNROLL for (int c = 1; c < chains; c++) dot[r] = _mm512_add_epi32(dot[r], part[r][c]);
+    }
 }
 
 #include "backend/cpu/kernels_x86.h"
