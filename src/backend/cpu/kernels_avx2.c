@@ -147,16 +147,17 @@ INLINE void quantize_group(const float *x, float inverse, int8_t *q, int32_t *su
 
 /* ---- int8 activations ------------------------------------------------------------------------ */
 
-struct opened {
+struct expanded {
     __m256i w[8];            /* values 4j .. 4j + 3 of every row, plus the type's bias */
     __m256 scale[2], min[2]; /* of the group, or of its halves */
 };
 
 struct format {
-    void (*open)(const uint8_t *block, int g, struct opened *out); /* group g of a packed block */
-    uint32_t groups, block_bytes;                                  /* of a packed block */
-    int runs;                                                      /* scales in a group: 1 or 2 */
-    int bias_log2; /* the weights' bias is a power of two; 0: none */
+    /* Group g of a packed block. */
+    void (*expand)(const uint8_t *block, int g, struct expanded *out);
+    uint32_t groups, block_bytes; /* of a packed block */
+    int runs;                     /* scales in a group: 1 or 2 */
+    int bias_log2;                /* the weights' bias is a power of two; 0: none */
     bool has_min;
     int max; /* the largest weight, with its bias; 255: signed bytes */
 };
@@ -178,7 +179,7 @@ INLINE __m256i multiply_pairs(const struct format *f, __m256i w, __m256i magnitu
 }
 
 /* The dot products of run h of a group and n rows. */
-INLINE void dot_rows(const struct format *f, const struct opened *w, const struct act_group *rows,
+INLINE void dot_rows(const struct format *f, const struct expanded *w, const struct act_group *rows,
                      size_t stride, int n, int h, __m256i *dot) {
     int quads = 8 / f->runs, fit = f->max < 16 ? 8 : f->max < 32 ? 4 : f->max < 64 ? 2 : 1;
     int batch = fit < quads ? fit : quads;

@@ -3,7 +3,7 @@
  * The int8 kernels are those of kernels_x86.h with sixteen weight rows a tile; a dot product of
  * four bytes is one vpdpbusd, whose activations come as a broadcast from memory.
  *
- * AMX multiplies sixteen activation rows with sixteen weight rows: the opened weights of a group
+ * AMX multiplies sixteen activation rows with sixteen weight rows: the expanded weights of a group
  * are its B tile as they are, a group of sixteen activation rows its A tile. Only the integers come
  * from it; the f32 steps are the same and in the same order, so both kernels give the same bits. */
 #include "backend/cpu/kernels_rows.h"
@@ -129,16 +129,17 @@ INLINE void quantize_group(const float *x, float inverse, int8_t *q, int32_t *su
 
 /* ---- int8 activations ------------------------------------------------------------------------ */
 
-struct opened {
+struct expanded {
     __m512i w[8];            /* values 4j .. 4j + 3 of every row, plus the type's bias */
     __m512 scale[2], min[2]; /* of the group, or of its halves */
 };
 
 struct format {
-    void (*open)(const uint8_t *block, int g, struct opened *out); /* group g of a packed block */
-    uint32_t groups, block_bytes;                                  /* of a packed block */
-    int runs;                                                      /* scales in a group: 1 or 2 */
-    int bias_log2; /* the weights' bias is a power of two; 0: none */
+    /* Group g of a packed block. */
+    void (*expand)(const uint8_t *block, int g, struct expanded *out);
+    uint32_t groups, block_bytes; /* of a packed block */
+    int runs;                     /* scales in a group: 1 or 2 */
+    int bias_log2;                /* the weights' bias is a power of two; 0: none */
     bool has_min;
     int max; /* the largest weight, with its bias */
 };
@@ -164,7 +165,7 @@ INLINE __m512i add_four(__m512i dot, __m512i w, const int8_t *q, bool in_order) 
 
 /* The dot products of run h of a group and n rows: the bias is taken off first. Of one row or two
  * each two products are a chain of their own. */
-INLINE void dot_rows(const struct format *f, const struct opened *w, const struct act_group *rows,
+INLINE void dot_rows(const struct format *f, const struct expanded *w, const struct act_group *rows,
                      size_t stride, int n, int h, __m512i *dot) {
     const int quads = 8 / f->runs, chains = n > 2 ? 1 : quads / 2;
     __m512i part[DOT_MANY][4];
@@ -221,7 +222,7 @@ AMX_INLINE void set_tiles(const struct format *f) {
 
 /* Sixteen activation rows and a tile: product p < n is of run p % runs of group p / runs. */
 struct amx_turn {
-    const struct opened *w; /* signed */
+    const struct expanded *w; /* signed */
     const struct act_group *rows;
     const __m512 *from; /* sums so far, (AMX_ROWS), and where they go */
     __m512 *to;
@@ -249,7 +250,7 @@ static const float amx_magic[TILE] __attribute__((aligned(64))) = {
 /* The f32 part of product p of sixteen rows. */
 AMX_INLINE void add_product(const struct format *f, const struct amx_turn *turn, int p,
                             size_t stride, const float (*dots)[TILE], __m512 *acc) {
-    const struct opened *w = turn->w + p / f->runs;
+    const struct expanded *w = turn->w + p / f->runs;
     const int h = p % f->runs;
     UNROLL for (int r = 0; r < AMX_ROWS; r++) {
         const struct act_group *a = turn->rows + (size_t)r * stride + p / f->runs;
@@ -288,22 +289,22 @@ AMX_INLINE void take_turn(const struct format *f, const struct amx_turn *last,
 AMX_INLINE void project_amx_tiles(const struct format *f, struct tiles tiles, uint32_t columns,
                                   const struct act_group *rows, size_t stride, uint32_t batch,
                                   float *out, size_t out_stride) {
-    __m512 sums[OPEN_TILES][OPEN_ROWS];
-    struct opened w[2][OPEN_GROUPS];
+    __m512 sums[MANY_TILES][MANY_ROWS];
+    struct expanded w[2][MANY_GROUPS];
     const __m512 zeros[AMX_ROWS] = {0};
     struct amx_turn last = {w[0], rows, zeros, sums[0], 0};
     const int step = AMX_PRODUCTS / f->runs;
-    for (uint32_t at = 0, turn = 0; at < tiles.groups; at += OPEN_GROUPS) {
-        int n = tiles.groups - at < OPEN_GROUPS ? (int)(tiles.groups - at) : OPEN_GROUPS;
+    for (uint32_t at = 0, turn = 0; at < tiles.groups; at += MANY_GROUPS) {
+        int n = tiles.groups - at < MANY_GROUPS ? (int)(tiles.groups - at) : MANY_GROUPS;
         for (uint32_t t = 0; t < tiles.count; t++, turn++) {
-            const struct opened *opened = w[turn % 2];
-            open_groups(f, tiles.at + t * tiles.bytes, at, n, true, w[turn % 2]);
+            const struct expanded *expanded = w[turn % 2];
+            expand_groups(f, tiles.at + t * tiles.bytes, at, n, true, w[turn % 2]);
             for (uint32_t r = 0; r < batch; r += AMX_ROWS) {
-                for (uint32_t i = r / AMX_ROWS; i < OPEN_GROUPS; i += batch / AMX_ROWS)
-                    fetch_group(f, &tiles, t, at + OPEN_AHEAD + i);
+                for (uint32_t i = r / AMX_ROWS; i < MANY_GROUPS; i += batch / AMX_ROWS)
+                    fetch_group(f, &tiles, t, at + MANY_AHEAD + i);
                 for (int i = 0; i < n; i += step) {
                     __m512 *to = sums[t] + r;
-                    struct amx_turn next = {opened + i, rows + r * stride + at + i,
+                    struct amx_turn next = {expanded + i, rows + r * stride + at + i,
                                             at + (uint32_t)i ? to : zeros, to,
                                             (n - i < step ? n - i : step) * f->runs};
                     take_turn(f, &last, &next, stride);
@@ -313,7 +314,7 @@ AMX_INLINE void project_amx_tiles(const struct format *f, struct tiles tiles, ui
         }
     }
     take_turn(f, &last, &(struct amx_turn){.n = 0}, stride);
-    store_sums(sums[0], OPEN_ROWS, batch, columns, out, out_stride);
+    store_sums(sums[0], MANY_ROWS, batch, columns, out, out_stride);
 }
 
 /* Whole sixteens of rows with AMX, the rest with VNNI. */

@@ -4,12 +4,12 @@
  * kernels_neon_sdot.c and kernels_neon_mmla.c define UNIT (4 or 8), TARGET, ISA
  * and NEEDS, include this file and get `rows`, the kernels of every type.
  * Matrices are packed as kernels_neon_pack.h says: a group of 32 values of four
- * weight rows is opened into eight vectors and multiplied with up to eight
+ * weight rows is expanded into eight vectors and multiplied with up to eight
  * activation rows; with one or two, all eight weight rows of a tile are. With
- * many a tile stays open: it is opened once for all of them.
+ * many a tile stays expanded: it is expanded once for all of them.
  *
  * A sum of integers starts at the bits of a large float whose last bit counts
- * as one (or a half, a quarter ... where the opened values are too large by a
+ * as one (or a half, a quarter ... where the expanded values are too large by a
  * power of two): read as a float, less what it began with, it is the sum. That
  * is one instruction that both pipes of a small core run, where a conversion
  * takes one of them for two cycles, as an integer multiplication does. Scales
@@ -39,14 +39,14 @@ enum {
     MAX_ACTS = 8, /* rows at once */
     CHUNK = 8,    /* groups between visits to the sums: a block of 256 values */
     SEGMENT = 32, /* groups whose activations are put together for all tiles */
-    /* Rows that a tile stays open for: MANY at most, and not fewer than LEAST_MANY. */
+    /* Rows that a tile stays expanded for: MANY at most, and not fewer than LEAST_MANY. */
     MANY = 64,
     LEAST_MANY = UNIT == 8 ? 16 : 32,
 };
 
-/* ---- opening half a tile --------------------------------------------------------------------- */
+/* ---- expanding half a tile ---------------------------------------------------------------- */
 
-typedef void open_fn(const uint8_t *from, int8x16_t *w /* (8) */);
+typedef void expand_fn(const uint8_t *from, int8x16_t *w /* (8) */);
 
 INLINE int8x16_t masked(uint8x16_t v, uint8_t mask) {
     return vreinterpretq_s8_u8(vandq_u8(v, vdupq_n_u8(mask)));
@@ -56,7 +56,7 @@ INLINE int8x16_t as_signed(uint8x16_t v) {
     return vreinterpretq_s8_u8(v);
 }
 
-INLINE void open_2(const uint8_t *from, int8x16_t *w) {
+INLINE void expand_2(const uint8_t *from, int8x16_t *w) {
     UNROLL for (int i = 0; i < 2; i++) {
         uint8x16_t v = vld1q_u8(from + 16 * i), high = vshrq_n_u8(v, 4);
         w[2 * i] = masked(v, 3);
@@ -66,7 +66,7 @@ INLINE void open_2(const uint8_t *from, int8x16_t *w) {
     }
 }
 
-INLINE void open_3(const uint8_t *from, int8x16_t *w) {
+INLINE void expand_3(const uint8_t *from, int8x16_t *w) {
     uint8x16_t v[3] = {vld1q_u8(from), vld1q_u8(from + 16), vld1q_u8(from + 32)};
     UNROLL for (int i = 0; i < 3; i++) {
         w[2 * i] = masked(v[i], 0xe0);
@@ -76,7 +76,7 @@ INLINE void open_3(const uint8_t *from, int8x16_t *w) {
     w[7] = masked(vsliq_n_u8(vshlq_n_u8(v[2], 4), v[1], 6), 0xe0);
 }
 
-INLINE void open_4(const uint8_t *from, int8x16_t *w) {
+INLINE void expand_4(const uint8_t *from, int8x16_t *w) {
     UNROLL for (int i = 0; i < 4; i++) {
         uint8x16_t v = vld1q_u8(from + 16 * i);
         w[i] = masked(v, 15);
@@ -84,7 +84,7 @@ INLINE void open_4(const uint8_t *from, int8x16_t *w) {
     }
 }
 
-INLINE void open_4_signed(const uint8_t *from, int8x16_t *w) {
+INLINE void expand_4_signed(const uint8_t *from, int8x16_t *w) {
     UNROLL for (int i = 0; i < 4; i++) {
         uint8x16_t v = vld1q_u8(from + 16 * i);
         w[i] = as_signed(vshlq_n_u8(v, 4));
@@ -92,7 +92,7 @@ INLINE void open_4_signed(const uint8_t *from, int8x16_t *w) {
     }
 }
 
-INLINE void open_5(const uint8_t *from, int8x16_t *w) {
+INLINE void expand_5(const uint8_t *from, int8x16_t *w) {
     uint8x16_t v[5];
     UNROLL for (int i = 0; i < 5; i++) {
         v[i] = vld1q_u8(from + 16 * i);
@@ -104,7 +104,7 @@ INLINE void open_5(const uint8_t *from, int8x16_t *w) {
     w[7] = as_signed(vsriq_n_u8(last, vshlq_n_u8(v[4], 2), 7));
 }
 
-INLINE void open_5_signed(const uint8_t *from, int8x16_t *w) {
+INLINE void expand_5_signed(const uint8_t *from, int8x16_t *w) {
     uint8x16_t v[5];
     UNROLL for (int i = 0; i < 5; i++) {
         v[i] = vld1q_u8(from + 16 * i);
@@ -116,7 +116,7 @@ INLINE void open_5_signed(const uint8_t *from, int8x16_t *w) {
     w[7] = masked(vsliq_n_u8(last, v[2], 5), 0xf8);
 }
 
-INLINE void open_6(const uint8_t *from, int8x16_t *w) {
+INLINE void expand_6(const uint8_t *from, int8x16_t *w) {
     UNROLL for (int i = 0; i < 2; i++) {
         uint8x16_t v[3];
         UNROLL for (int j = 0; j < 3; j++) {
@@ -128,13 +128,13 @@ INLINE void open_6(const uint8_t *from, int8x16_t *w) {
     }
 }
 
-INLINE void open_8(const uint8_t *from, int8x16_t *w) {
+INLINE void expand_8(const uint8_t *from, int8x16_t *w) {
     UNROLL for (int i = 0; i < 8; i++) w[i] = as_signed(vld1q_u8(from + 16 * i));
 }
 
-INLINE void open_table(const int8_t *values, const uint8_t *from, int8x16_t *w) {
+INLINE void expand_table(const int8_t *values, const uint8_t *from, int8x16_t *w) {
     int8x16_t table = vld1q_s8(values);
-    open_4(from, w);
+    expand_4(from, w);
     UNROLL for (int i = 0; i < 8; i++) w[i] = vqtbl1q_s8(table, vreinterpretq_u8_s8(w[i]));
 }
 
@@ -142,15 +142,15 @@ static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                       1,    13,   25,  38,  53,  69,  89,  113};
 static const int8_t mxfp4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-INLINE void open_iq4(const uint8_t *from, int8x16_t *w) {
-    open_table(iq4_values, from, w);
+INLINE void expand_iq4(const uint8_t *from, int8x16_t *w) {
+    expand_table(iq4_values, from, w);
 }
 
-INLINE void open_mxfp4(const uint8_t *from, int8x16_t *w) {
-    open_table(mxfp4_values, from, w);
+INLINE void expand_mxfp4(const uint8_t *from, int8x16_t *w) {
+    expand_table(mxfp4_values, from, w);
 }
 
-/* ---- opening types with a grid --------------------------------------------------------------- */
+/* ---- expanding types with a grid ---------------------------------------------------------- */
 
 /* Entry s of a row's group: eight values, and what makes some of them negative. */
 
@@ -249,8 +249,8 @@ INLINE uint8x16_t negated(uint8x16_t v, uint8x16_t minus) {
     return vsubq_u8(veorq_u8(v, minus), minus);
 }
 
-#define OPEN_GRID(type, apply)                                                                     \
-    INLINE void open_##type(const uint8_t *from, int8x16_t *w) {                                   \
+#define EXPAND_GRID(type, apply)                                                                   \
+    INLINE void expand_##type(const uint8_t *from, int8x16_t *w) {                                 \
         const uint8_t *r[4] = {from, from + NEON_ROW_##type, from + 2 * NEON_ROW_##type,           \
                                from + 3 * NEON_ROW_##type};                                        \
         UNROLL for (int s = 0; s < 4; s++) {                                                       \
@@ -261,21 +261,21 @@ INLINE uint8x16_t negated(uint8x16_t v, uint8x16_t minus) {
             place_eights(v[0], v[1], w + 2 * s);                                                   \
         }                                                                                          \
     }
-OPEN_GRID(iq2_xxs, negated)
-OPEN_GRID(iq2_xs, negated)
-OPEN_GRID(iq2_s, negated)
-OPEN_GRID(iq3_xxs, negated)
-OPEN_GRID(iq3_s, negated)
-OPEN_GRID(iq1_s, vsubq_u8)
-OPEN_GRID(iq1_m, vsubq_u8)
+EXPAND_GRID(iq2_xxs, negated)
+EXPAND_GRID(iq2_xs, negated)
+EXPAND_GRID(iq2_s, negated)
+EXPAND_GRID(iq3_xxs, negated)
+EXPAND_GRID(iq3_s, negated)
+EXPAND_GRID(iq1_s, vsubq_u8)
+EXPAND_GRID(iq1_m, vsubq_u8)
 
 /* ---- floats from integers -------------------------------------------------------------------- */
 
 struct format {
     enum dtype type;
-    open_fn *open;
+    expand_fn *expand;
     int groups, runs;           /* of a block; scales in a group: 1 or 2 */
-    int shift[2];               /* of a run's values: they are opened times 2^shift */
+    int shift[2];               /* of a run's values: they are expanded times 2^shift */
     uint32_t half;              /* bytes of half a tile's group */
     uint32_t bytes, f16s, size; /* in a packed block: scales, d; and all */
     bool has_min;
@@ -858,7 +858,7 @@ INLINE TARGET void add_block(const struct format *f, const uint8_t *block, int f
         if (halves == 2)
             fetch_ahead(block + (uint32_t)g * group_bytes, group_bytes);
         UNROLL for (int h = 0; h < halves; h++) {
-            f->open(at.quants + (uint32_t)(2 * g + h) * f->half, w[h]);
+            f->expand(at.quants + (uint32_t)(2 * g + h) * f->half, w[h]);
             load_scales(f, at, g, h, loaded);
             in_order(loaded, f->runs, acts, s[h]);
         }
@@ -901,7 +901,7 @@ INLINE TARGET void add_blocks(const struct format *f, const uint8_t *block, int 
         if (halves == 2)
             fetch_ahead(block, f->size);
         float32x4_t none[2][2][ORDERS] = {{{vdupq_n_f32(0)}}}, whole[2][MAX_ACTS];
-        UNROLL for (int h = 0; h < halves; h++) f->open(at.quants + (uint32_t)h * f->half, w[h]);
+        UNROLL for (int h = 0; h < halves; h++) f->expand(at.quants + (uint32_t)h * f->half, w[h]);
         multiply(f, w, none, rows, g, acts, whole);
         UNROLL for (int h = 0; h < halves; h++) {
             float32x4_t loaded[2] = {d_of(f, at, h)}, ordered[2][ORDERS];
@@ -915,21 +915,21 @@ INLINE TARGET void add_blocks(const struct format *f, const uint8_t *block, int 
         sums[first + h][r] = sum[h][r];
 }
 
-/* ---- tiles that stay open ------------------------------------------------------------------- */
+/* ---- tiles that stay expanded ------------------------------------------------------------- */
 
 /* A group of half a tile. s: its scales, or d where blocks are of 32 values; m: its minimums. */
-struct opened {
+struct expanded {
     int8x16_t w[8];
     float32x4_t s[2][ORDERS], m[2][ORDERS], start[ORDERS]; /* start: see wholes_of_eight */
 };
 
 /* `n` groups of half a tile, up to a block of 256 values. */
-INLINE TARGET void open_half(const struct format *f, const uint8_t *block, int n, int half,
-                             struct opened *to) {
+INLINE TARGET void expand_half(const struct format *f, const uint8_t *block, int n, int half,
+                               struct expanded *to) {
     for (int g = 0; g<n; g++, to++, block += f->groups> 1 ? 0 : f->size) {
         const struct half at = half_of(f, block, half);
         float32x4_t s[2], m[2];
-        f->open(at.quants + (uint32_t)(f->groups > 1 ? 2 * g : 0) * f->half, to->w);
+        f->expand(at.quants + (uint32_t)(f->groups > 1 ? 2 * g : 0) * f->half, to->w);
         if (f->groups > 1)
             load_scales(f, at, g, 0, s);
         else
@@ -947,23 +947,23 @@ INLINE TARGET void open_half(const struct format *f, const uint8_t *block, int n
     }
 }
 
-/* An opened tile, up to a block of 256 values. */
-struct opened_tile {
-    struct opened half[2][CHUNK];
+/* An expanded tile, up to a block of 256 values. */
+struct expanded_tile {
+    struct expanded half[2][CHUNK];
     struct block_scales scales[2];
 };
 
-INLINE TARGET void open_tile(const struct format *f, const uint8_t *block, int n,
-                             struct opened_tile *to) {
+INLINE TARGET void expand_tile(const struct format *f, const uint8_t *block, int n,
+                               struct expanded_tile *to) {
     for (int half = 0; half < 2; half++) {
-        open_half(f, block, n, half, to->half[half]);
+        expand_half(f, block, n, half, to->half[half]);
         if (f->groups > 1)
             to->scales[half] = scales_of_block(f, half_of(f, block, half), 0, MAX_ACTS);
     }
 }
 
 /* The minimums of both halves: sixteen sums that do not wait for each other. */
-INLINE TARGET void add_lows(const struct format *f, const struct opened_tile *tile, int n,
+INLINE TARGET void add_lows(const struct format *f, const struct expanded_tile *tile, int n,
                             struct rows rows, float32x4_t (*low)[MAX_ACTS]) {
     float32x4_t sum[2][MAX_ACTS];
     UNROLL for (int h = 0; h < 2; h++) UNROLL for (int r = 0; r < MAX_ACTS; r++) sum[h][r] =
@@ -976,24 +976,24 @@ INLINE TARGET void add_lows(const struct format *f, const struct opened_tile *ti
 }
 
 /* add_block or add_blocks of half a tile and MAX_ACTS rows: n groups. */
-INLINE TARGET void add_opened(const struct format *f, int n, const struct opened *opened,
-                              const struct block_scales *scales, struct rows rows,
-                              const float32x4_t *low, float32x4_t *sums) {
+INLINE TARGET void add_expanded(const struct format *f, int n, const struct expanded *expanded,
+                                const struct block_scales *scales, struct rows rows,
+                                const float32x4_t *low, float32x4_t *sums) {
     float32x4_t part[MAX_ACTS];
     UNROLL for (int r = 0; r < MAX_ACTS; r++) part[r] = f->groups > 1 ? vdupq_n_f32(0) : sums[r];
     for (int g = 0; g < n; g++) {
         float32x4_t whole[1][MAX_ACTS];
 #if UNIT == 8
-        wholes_of_eight(f, opened[g].w, opened[g].s, opened[g].start,
+        wholes_of_eight(f, expanded[g].w, expanded[g].s, expanded[g].start,
                         together_of(rows, 0, g, MAX_ACTS), whole[0]);
 #else
-        multiply(f, &opened[g].w, &opened[g].s, rows, g, MAX_ACTS, whole);
+        multiply(f, &expanded[g].w, &expanded[g].s, rows, g, MAX_ACTS, whole);
 #endif
         if (f->groups > 1)
             UNROLL for (int r = 0; r < MAX_ACTS; r++) part[r] =
                 vfmaq_f32(part[r], whole[0][r], scale_of_row(rows, r, g, MAX_ACTS));
         else
-            add_wholes(f, whole[0], opened[g].s[0], opened[g].m[0], rows, g, MAX_ACTS, part);
+            add_wholes(f, whole[0], expanded[g].s[0], expanded[g].m[0], rows, g, MAX_ACTS, part);
     }
     if (f->groups > 1)
         add_scaled(f, scales, part, low, MAX_ACTS, sums);
@@ -1088,12 +1088,12 @@ typedef void add_fn(struct tiles tiles, struct rows rows, float32x4_t (*sums)[2]
 typedef void add_many_fn(struct tiles tiles, uint32_t group, int n, struct rows rows, uint32_t acts,
                          float32x4_t (*sums)[TILES][2][MAX_ACTS]);
 
-/* The activations, put together, stay in L1; a tile is opened and multiplied with all of them. */
+/* The activations, put together, stay in L1; a tile is expanded and multiplied with all of them. */
 INLINE TARGET void add_many_tiles(const struct format *f, struct tiles tiles, uint32_t group, int n,
                                   struct rows rows, uint32_t acts,
                                   float32x4_t (*sums)[TILES][2][MAX_ACTS]) {
     struct together together[MANY / MAX_ACTS][CHUNK * MAX_ACTS / TOGETHER];
-    struct opened_tile tile;
+    struct expanded_tile tile;
     const uint32_t eights = acts / MAX_ACTS;
     rows.at += group;
     for (uint32_t i = 0; i < eights; i++, rows.at += MAX_ACTS * rows.stride)
@@ -1101,7 +1101,7 @@ INLINE TARGET void add_many_tiles(const struct format *f, struct tiles tiles, ui
     const uint8_t *first = tiles.at + group / (uint32_t)f->groups * f->size, *block = first;
     const uint32_t bytes = (uint32_t)n / (uint32_t)f->groups * f->size;
     for (uint32_t t = 0; t < tiles.count; t++, block += tiles.bytes) {
-        open_tile(f, block, n, &tile);
+        expand_tile(f, block, n, &tile);
         /* Pieces of tiles are too short for the processor to see what comes next. */
         const uint8_t *next = t + 1 < tiles.count ? block + tiles.bytes : first + bytes;
         for (uint32_t i = 0; i < bytes; i += 64)
@@ -1112,7 +1112,7 @@ INLINE TARGET void add_many_tiles(const struct format *f, struct tiles tiles, ui
             if (f->groups > 1 && f->has_min)
                 add_lows(f, &tile, n, rows, low);
             for (int h = 0; h < 2; h++)
-                add_opened(f, n, tile.half[h], &tile.scales[h], rows, low[h], sums[i][t][h]);
+                add_expanded(f, n, tile.half[h], &tile.scales[h], rows, low[h], sums[i][t][h]);
         }
     }
 }
@@ -1145,10 +1145,11 @@ static void store_sums(float32x4_t (*sums)[2][MAX_ACTS], uint32_t acts, uint32_t
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-/* Where that is less work than to open it for each eight rows: with SMMLA always, as its products
- * of eight rows load what was opened; with SDOT only where opening takes long (bench/cpu/mca.py).
+/* Where that is less work than to expand it for each eight rows: with SMMLA always, as its products
+ * of eight rows load what was expanded; with SDOT only where expanding takes long
+ * (bench/cpu/mca.py).
  */
-static bool stays_open(const struct format *f) {
+static bool stays_expanded(const struct format *f) {
     const bool has_grid = f->unit != 1 || f->type == DT_IQ3_S;
     return UNIT == 8 ? true : f->runs == 2 || has_grid;
 }
@@ -1203,7 +1204,7 @@ static void project(const struct format *f, const struct adders *add, const void
         tiles.count = (columns + NEON_TILE - 1) / NEON_TILE;
         for (uint32_t r = 0, done; r < acts->n_rows; r += done) {
             float *to = out + r * out_stride + n;
-            if (acts->n_rows - r >= LEAST_MANY && stays_open(f)) {
+            if (acts->n_rows - r >= LEAST_MANY && stays_expanded(f)) {
                 done = add_many(add, tiles, acts, r, columns, to, out_stride);
                 continue;
             }
@@ -1225,9 +1226,9 @@ static void project(const struct format *f, const struct adders *add, const void
         add_tiles(&format_##type, tiles, rows, acts, sums);                                        \
     }
 
-#define PROJECT_UNIT(TYPE, type, open, runs, shift_0, shift_1, has_min, unit)                      \
+#define PROJECT_UNIT(TYPE, type, expand, runs, shift_0, shift_1, has_min, unit)                    \
     static const struct format format_##type = {DT_##TYPE,                                         \
-                                                open,                                              \
+                                                expand,                                            \
                                                 NEON_GROUPS_##type,                                \
                                                 runs,                                              \
                                                 {shift_0, shift_1},                                \
@@ -1259,28 +1260,28 @@ static void project(const struct format *f, const struct adders *add, const void
         project(&format_##type, &add, weights, first, count, acts, out, out_stride);               \
     }
 
-#define PROJECT(TYPE, type, open, runs, shift_0, shift_1, has_min)                                 \
-    PROJECT_UNIT(TYPE, type, open, runs, shift_0, shift_1, has_min, 1)
-PROJECT(Q4_0, q4_0, open_4_signed, 1, 4, 4, false)
-PROJECT(Q4_1, q4_1, open_4, 1, 0, 0, true)
-PROJECT(Q5_0, q5_0, open_5_signed, 1, 3, 3, false)
-PROJECT(Q5_1, q5_1, open_5, 1, 0, 0, true)
-PROJECT(Q8_0, q8_0, open_8, 1, 0, 0, false)
-PROJECT(Q2_K, q2_k, open_2, 2, 0, 2, true)
-PROJECT(Q3_K, q3_k, open_3, 2, 5, 5, false)
-PROJECT(Q4_K, q4_k, open_4, 1, 0, 0, true)
-PROJECT(Q5_K, q5_k, open_5, 1, 0, 0, true)
-PROJECT(Q6_K, q6_k, open_6, 2, 2, 2, false)
-PROJECT(IQ4_NL, iq4_nl, open_iq4, 1, 0, 0, false)
-PROJECT(IQ4_XS, iq4_xs, open_iq4, 1, 0, 0, false)
-PROJECT(MXFP4, mxfp4, open_mxfp4, 1, 0, 0, false)
-PROJECT_UNIT(IQ2_XXS, iq2_xxs, open_iq2_xxs, 1, 0, 0, false, 0.125f)
-PROJECT_UNIT(IQ2_XS, iq2_xs, open_iq2_xs, 2, 0, 0, false, 0.125f)
-PROJECT_UNIT(IQ2_S, iq2_s, open_iq2_s, 2, 0, 0, false, 0.125f)
-PROJECT_UNIT(IQ3_XXS, iq3_xxs, open_iq3_xxs, 1, 0, 0, false, 0.25f)
-PROJECT(IQ3_S, iq3_s, open_iq3_s, 1, 0, 0, false)
-PROJECT_UNIT(IQ1_S, iq1_s, open_iq1_s, 1, 0, 0, false, 0.125f)
-PROJECT_UNIT(IQ1_M, iq1_m, open_iq1_m, 2, 0, 0, false, 0.125f)
+#define PROJECT(TYPE, type, expand, runs, shift_0, shift_1, has_min)                               \
+    PROJECT_UNIT(TYPE, type, expand, runs, shift_0, shift_1, has_min, 1)
+PROJECT(Q4_0, q4_0, expand_4_signed, 1, 4, 4, false)
+PROJECT(Q4_1, q4_1, expand_4, 1, 0, 0, true)
+PROJECT(Q5_0, q5_0, expand_5_signed, 1, 3, 3, false)
+PROJECT(Q5_1, q5_1, expand_5, 1, 0, 0, true)
+PROJECT(Q8_0, q8_0, expand_8, 1, 0, 0, false)
+PROJECT(Q2_K, q2_k, expand_2, 2, 0, 2, true)
+PROJECT(Q3_K, q3_k, expand_3, 2, 5, 5, false)
+PROJECT(Q4_K, q4_k, expand_4, 1, 0, 0, true)
+PROJECT(Q5_K, q5_k, expand_5, 1, 0, 0, true)
+PROJECT(Q6_K, q6_k, expand_6, 2, 2, 2, false)
+PROJECT(IQ4_NL, iq4_nl, expand_iq4, 1, 0, 0, false)
+PROJECT(IQ4_XS, iq4_xs, expand_iq4, 1, 0, 0, false)
+PROJECT(MXFP4, mxfp4, expand_mxfp4, 1, 0, 0, false)
+PROJECT_UNIT(IQ2_XXS, iq2_xxs, expand_iq2_xxs, 1, 0, 0, false, 0.125f)
+PROJECT_UNIT(IQ2_XS, iq2_xs, expand_iq2_xs, 2, 0, 0, false, 0.125f)
+PROJECT_UNIT(IQ2_S, iq2_s, expand_iq2_s, 2, 0, 0, false, 0.125f)
+PROJECT_UNIT(IQ3_XXS, iq3_xxs, expand_iq3_xxs, 1, 0, 0, false, 0.25f)
+PROJECT(IQ3_S, iq3_s, expand_iq3_s, 1, 0, 0, false)
+PROJECT_UNIT(IQ1_S, iq1_s, expand_iq1_s, 1, 0, 0, false, 0.125f)
+PROJECT_UNIT(IQ1_M, iq1_m, expand_iq1_m, 2, 0, 0, false, 0.125f)
 
 #define INT8_ROW(TYPE, type)                                                                       \
     {#type " " ISA, DT_##TYPE, false, NEEDS, NEON_TILE, bytes_##type, pack_##type, project_##type},

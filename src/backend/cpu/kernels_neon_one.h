@@ -3,7 +3,7 @@
  * A part of kernels_neon_int8.h. With one row half of SMMLA's sums would be unused, so these use
  * SDOT: a vector has eight values of two weight rows and is multiplied with eight activations,
  * repeated; they are stored in this form once for all tiles. Lanes are added in pairs at the end of
- * a group. That end is computed while the next group is opened and multiplied: its instructions,
+ * a group. That end is computed while the next group is expanded and multiplied: its instructions,
  * each of which waits for the one before, would otherwise fill the queues of the vector pipes.
  *
  * Sums are multiplied with their scales as integers, and converted once a group. The bits are those
@@ -108,9 +108,9 @@ INLINE void end_small_block(const struct format *f, const uint8_t *block, const 
     }
 }
 
-INLINE TARGET void open_both(const struct format *f, const uint8_t *group, int8x16_t (*w)[8]) {
-    f->open(group, w[0]);
-    f->open(group + f->half, w[1]);
+INLINE TARGET void expand_both(const struct format *f, const uint8_t *group, int8x16_t (*w)[8]) {
+    f->expand(group, w[0]);
+    f->expand(group + f->half, w[1]);
 }
 
 /* `n` blocks, n > 0. */
@@ -119,12 +119,12 @@ INLINE TARGET void add_small_blocks_of_one(const struct format *f, const uint8_t
     int8x16_t w[2][8];
     int32x4_t sum[2][4];
     fetch_ahead(block, f->size);
-    open_both(f, block, w);
+    expand_both(f, block, w);
     dots_of_one(f, w, x, sum);
     for (uint32_t g = 1; g < n; g++, x++) {
         const uint8_t *next = block + f->size;
         fetch_ahead(next, f->size);
-        open_both(f, next, w);
+        expand_both(f, next, w);
         end_small_block(f, block, x, sum[0], to);
         dots_of_one(f, w, x + 1, sum);
         block = next;
@@ -248,11 +248,11 @@ INLINE TARGET void add_block_of_one(const struct format *f, const uint8_t *block
     int8x16_t w[2][8];
     int32x4_t sum[2][4];
     fetch_ahead(block, bytes);
-    open_both(f, block, w);
+    expand_both(f, block, w);
     dots_of_one(f, w, x, sum);
     for (int g = 1; g < 8; g++) {
         fetch_ahead(block + (uint32_t)g * bytes, bytes);
-        open_both(f, block + 2 * (uint32_t)g * f->half, w);
+        expand_both(f, block + 2 * (uint32_t)g * f->half, w);
         end_group(f, block, g - 1, x + g - 1, sum, part, low);
         dots_of_one(f, w, x + g, sum);
     }

@@ -12,7 +12,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* One row of a group: 32 quants as the kernels open them, and its bytes. */
+/* One row of a group: 32 quants as the kernels expand them, and its bytes. */
 struct group {
     uint32_t q[8];
     uint8_t bytes[2];

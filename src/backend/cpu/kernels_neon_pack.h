@@ -11,8 +11,8 @@
  * Four rows of a group are eight vectors w[0..7] of int8: with SDOT alone w[j] has values 4j..4j+3
  * of each row (unit 4); with SMMLA w[2s] has values 8s..8s+7 of the first two rows and w[2s + 1] of
  * the others (unit 8). So the first four vectors are values 0..15 either way. BITS vectors hold the
- * eight, so that few instructions open them; what an instruction would cost most to clear or to
- * shift stays where it is, and the opened vectors are the values times a power of two:
+ * eight, so that few instructions expand them; what an instruction would cost most to clear or to
+ * shift stays where it is, and the expanded vectors are the values times a power of two:
  *
  *   2 bits  w0 w4 w1 w5 from the lowest up, then w2 w6 w3 w7; w4..w7 times 4
  *   3 bits  signed, times 32: a byte has two values on top; its two lowest bits hold w6 and w7:
@@ -25,7 +25,7 @@
  * Types with a grid keep a row's bytes of a group together: [group of 32][row][bytes], in the order
  * of the file's parts. Their values come from kernels_grid.h.
  *
- * Nothing grows but by scales of six bits opened into bytes: q4_k has 148 bytes a row (144 in the
+ * Nothing grows but by scales of six bits expanded into bytes: q4_k has 148 bytes a row (144 in the
  * file), q5_k 180 (176), q3_k 114 (110), iq4_xs 138 (136), iq3_s 114 (110), iq1_m 58 (56). */
 #ifndef BACKEND_CPU_KERNELS_NEON_PACK_H
 #define BACKEND_CPU_KERNELS_NEON_PACK_H

@@ -12,8 +12,8 @@
  *
  * T is 8 or 16, a vector's lanes. ARM has an order of its own, kernels_neon_pack.h.
  *
- * Scales of six bits are opened into bytes, so a few types grow; PACKED_TYPES tells by how much.
- * (Opening them into f32 would save two or three instructions a group and cost a third more
+ * Scales of six bits are expanded into bytes, so a few types grow; PACKED_TYPES tells by how much.
+ * (Expanding them into f32 would save two or three instructions a group and cost a third more
  * memory traffic in q4_k.) */
 #ifndef BACKEND_CPU_KERNELS_PACK_H
 #define BACKEND_CPU_KERNELS_PACK_H

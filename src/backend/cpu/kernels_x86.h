@@ -1,7 +1,7 @@
 /* kernels_x86.h - int8 products on x86: the body, for one instruction set.
  *
  * T weight rows are the T lanes of a vector; four values of a row are the bytes of its lane
- * (kernels_pack.h). For each group of 32 along K the quants are opened into eight vectors,
+ * (kernels_pack.h). For each group of 32 along K the quants are expanded into eight vectors,
  * which stay in registers while up to eight activation rows pass by, or, for sixteen rows and more,
  * are stored for up to 64 of them:
  *
@@ -19,20 +19,20 @@
  *   ints_load, bits_at, add_bits, look_up, widen_u8, widen_i8, half_load, f32_of
  *   grid_4, grid_8, negate          look-ups in kernels_grid.h, and signs
  *   struct format; dot_rows         the integer part, of DOT_FEW rows, or of DOT_MANY where a tile
- *                                   was opened before
+ *                                   was expanded before
  *   WHOLE_BIAS_LOG2, WHOLE_FLIP     the bias of types that fill their bytes, and the same as a bit
  * and gets project_<type> for every type. */
 
 enum { TILES = 8, MAX_ACTS = 8 };
 
-/* ---- opening a group ------------------------------------------------------------------------- */
+/* ---- expanding a group -------------------------------------------------------------------- */
 
 #define QUANTS(block, i) ints_load((block) + 4 * TILE * (i))
 #define HALF(type, block, i) half_load((block) + TILE * (PACK_HALVES_##type + 2 * (i)))
 #define BYTES(type, block, i) ((block) + TILE * (PACK_BYTES_##type + (i)))
 
 /* The 16 bytes of the 32-value types: low nibbles, then high ones. */
-INLINE void open_nibbles(const uint8_t *quants, INTS *w) {
+INLINE void expand_nibbles(const uint8_t *quants, INTS *w) {
     UNROLL for (int j = 0; j < 4; j++) {
         w[j] = bits_at(QUANTS(quants, j), 0, 0x0f0f0f0f);
         w[j + 4] = bits_at(QUANTS(quants, j), 4, 0x0f0f0f0f);
@@ -48,35 +48,35 @@ INLINE void look_up_all(const uint8_t *values, INTS *w) {
     UNROLL for (int j = 0; j < 8; j++) w[j] = look_up(values, w[j]);
 }
 
-INLINE void open_q4_0(const uint8_t *block, int g, struct opened *out) {
+INLINE void expand_q4_0(const uint8_t *block, int g, struct expanded *out) {
     (void)g;
-    open_nibbles(block, out->w);
+    expand_nibbles(block, out->w);
     out->scale[0] = HALF(q4_0, block, 0);
 }
 
-INLINE void open_q4_1(const uint8_t *block, int g, struct opened *out) {
+INLINE void expand_q4_1(const uint8_t *block, int g, struct expanded *out) {
     (void)g;
-    open_nibbles(block, out->w);
+    expand_nibbles(block, out->w);
     out->scale[0] = HALF(q4_1, block, 0);
     out->min[0] = -HALF(q4_1, block, 1);
 }
 
-INLINE void open_q5_0(const uint8_t *block, int g, struct opened *out) {
+INLINE void expand_q5_0(const uint8_t *block, int g, struct expanded *out) {
     (void)g;
-    open_nibbles(block, out->w);
+    expand_nibbles(block, out->w);
     add_fifth_bits(block + TILE * PACK_WORDS_q5_0, out->w);
     out->scale[0] = HALF(q5_0, block, 0);
 }
 
-INLINE void open_q5_1(const uint8_t *block, int g, struct opened *out) {
+INLINE void expand_q5_1(const uint8_t *block, int g, struct expanded *out) {
     (void)g;
-    open_nibbles(block, out->w);
+    expand_nibbles(block, out->w);
     add_fifth_bits(block + TILE * PACK_WORDS_q5_1, out->w);
     out->scale[0] = HALF(q5_1, block, 0);
     out->min[0] = -HALF(q5_1, block, 1);
 }
 
-INLINE void open_q8_0(const uint8_t *block, int g, struct opened *out) {
+INLINE void expand_q8_0(const uint8_t *block, int g, struct expanded *out) {
     (void)g;
     UNROLL for (int j = 0; j < 8; j++) out->w[j] = QUANTS(block, j);
     out->scale[0] = HALF(q8_0, block, 0);
@@ -89,32 +89,32 @@ static const uint8_t iq4_values[16] = {IQ4(-127), IQ4(-104), IQ4(-83), IQ4(-65),
                                        IQ4(53),   IQ4(69),   IQ4(89),  IQ4(113)};
 #undef IQ4
 
-INLINE void open_iq4_nl(const uint8_t *block, int g, struct opened *out) {
+INLINE void expand_iq4_nl(const uint8_t *block, int g, struct expanded *out) {
     (void)g;
-    open_nibbles(block, out->w);
+    expand_nibbles(block, out->w);
     look_up_all(iq4_values, out->w);
     out->scale[0] = HALF(iq4_nl, block, 0);
 }
 
-INLINE void open_iq4_xs(const uint8_t *block, int g, struct opened *out) {
-    open_nibbles(block + 16 * TILE * g, out->w);
+INLINE void expand_iq4_xs(const uint8_t *block, int g, struct expanded *out) {
+    expand_nibbles(block + 16 * TILE * g, out->w);
     look_up_all(iq4_values, out->w);
     out->scale[0] = HALF(iq4_xs, block, 0) * f32_of(widen_i8(BYTES(iq4_xs, block, g)));
 }
 
-INLINE void open_mxfp4(const uint8_t *block, int g, struct opened *out) {
+INLINE void expand_mxfp4(const uint8_t *block, int g, struct expanded *out) {
     static const uint8_t values[16] = {16, 17, 18, 19, 20, 22, 24, 28,
                                        16, 15, 14, 13, 12, 10, 8,  4}; /* twice the value, + 16 */
     float scale[TILE];
     (void)g;
-    open_nibbles(block, out->w);
+    expand_nibbles(block, out->w);
     look_up_all(values, out->w);
     for (int row = 0; row < TILE; row++)
         scale[row] = mxfp4_scale(BYTES(mxfp4, block, 0)[row]);
     memcpy(&out->scale[0], scale, sizeof scale);
 }
 
-INLINE void open_q2_k(const uint8_t *block, int g, struct opened *out) {
+INLINE void expand_q2_k(const uint8_t *block, int g, struct expanded *out) {
     UNROLL for (int j = 0; j < 8; j++) out->w[j] =
         bits_at(QUANTS(block, 8 * (g / 4) + j), 2 * (g % 4), 0x03030303);
     UNROLL for (int h = 0; h < 2; h++) {
@@ -124,7 +124,7 @@ INLINE void open_q2_k(const uint8_t *block, int g, struct opened *out) {
     }
 }
 
-INLINE void open_q3_k(const uint8_t *block, int g, struct opened *out) {
+INLINE void expand_q3_k(const uint8_t *block, int g, struct expanded *out) {
     UNROLL for (int j = 0; j < 8; j++) {
         INTS low = bits_at(QUANTS(block, 8 * (g / 4) + j), 2 * (g % 4), 0x03030303);
         out->w[j] = add_bits(low, QUANTS(block, 16 + j), 2 - g, 0x04040404);
@@ -133,14 +133,14 @@ INLINE void open_q3_k(const uint8_t *block, int g, struct opened *out) {
         HALF(q3_k, block, 0) * f32_of(widen_i8(BYTES(q3_k, block, 2 * g + h)));
 }
 
-INLINE void open_q4_k(const uint8_t *block, int g, struct opened *out) {
+INLINE void expand_q4_k(const uint8_t *block, int g, struct expanded *out) {
     UNROLL for (int j = 0; j < 8; j++) out->w[j] =
         bits_at(QUANTS(block, 8 * (g / 2) + j), 4 * (g % 2), 0x0f0f0f0f);
     out->scale[0] = HALF(q4_k, block, 0) * f32_of(widen_u8(BYTES(q4_k, block, g)));
     out->min[0] = HALF(q4_k, block, 1) * f32_of(widen_u8(BYTES(q4_k, block, 8 + g)));
 }
 
-INLINE void open_q5_k(const uint8_t *block, int g, struct opened *out) {
+INLINE void expand_q5_k(const uint8_t *block, int g, struct expanded *out) {
     UNROLL for (int j = 0; j < 8; j++) {
         INTS low = bits_at(QUANTS(block, 8 * (g / 2) + j), 4 * (g % 2), 0x0f0f0f0f);
         out->w[j] = add_bits(low, QUANTS(block, 32 + j), 4 - g, 0x10101010);
@@ -149,7 +149,7 @@ INLINE void open_q5_k(const uint8_t *block, int g, struct opened *out) {
     out->min[0] = HALF(q5_k, block, 1) * f32_of(widen_u8(BYTES(q5_k, block, 8 + g)));
 }
 
-INLINE void open_q6_k(const uint8_t *block, int g, struct opened *out) {
+INLINE void expand_q6_k(const uint8_t *block, int g, struct expanded *out) {
     int half = g / 4, run = g % 4;
     UNROLL for (int j = 0; j < 8; j++) {
         INTS low = QUANTS(block, 16 * half + 8 * (run % 2) + j);
@@ -180,7 +180,7 @@ INLINE INTS side_by_side(INTS rest) {
     return even_signs(sevens);
 }
 
-INLINE void open_iq2_xxs(const uint8_t *block, int g, struct opened *out) {
+INLINE void expand_iq2_xxs(const uint8_t *block, int g, struct expanded *out) {
     INTS indices = QUANTS(block, 2 * g), rest = QUANTS(block, 2 * g + 1);
     UNROLL for (int i = 0; i < 4; i++)
         grid_8(kernel_grids.iq2_xxs, bits_at(indices, 8 * i, 255), out->w + 2 * i);
@@ -190,12 +190,12 @@ INLINE void open_iq2_xxs(const uint8_t *block, int g, struct opened *out) {
 }
 
 /* The scales of iq2_xs and iq2_s: two in a byte. */
-INLINE void scales_iq2(VEC d, INTS both, struct opened *out) {
+INLINE void scales_iq2(VEC d, INTS both, struct expanded *out) {
     UNROLL for (int h = 0; h < 2; h++) out->scale[h] =
         d * (V_SET(0.5f) + f32_of(bits_at(both, 4 * h, 15))) * V_SET(0.25f);
 }
 
-INLINE void open_iq2_xs(const uint8_t *block, int g, struct opened *out) {
+INLINE void expand_iq2_xs(const uint8_t *block, int g, struct expanded *out) {
     INTS two[2] = {QUANTS(block, 2 * g), QUANTS(block, 2 * g + 1)};
     UNROLL for (int i = 0; i < 4; i++)
         grid_8(kernel_grids.iq2_xs, bits_at(two[i / 2], 16 * (i % 2), 511), out->w + 2 * i);
@@ -205,7 +205,7 @@ INLINE void open_iq2_xs(const uint8_t *block, int g, struct opened *out) {
     scales_iq2(HALF(iq2_xs, block, 0), widen_u8(BYTES(iq2_xs, block, g)), out);
 }
 
-INLINE void open_iq2_s(const uint8_t *block, int g, struct opened *out) {
+INLINE void expand_iq2_s(const uint8_t *block, int g, struct expanded *out) {
     INTS low = QUANTS(block, g), high = widen_u8(BYTES(iq2_s, block, g));
     UNROLL for (int i = 0; i < 4; i++) {
         INTS index = add_bits(bits_at(low, 8 * i, 255), high, 8 - 2 * i, 0x300);
@@ -215,7 +215,7 @@ INLINE void open_iq2_s(const uint8_t *block, int g, struct opened *out) {
     scales_iq2(HALF(iq2_s, block, 0), widen_u8(BYTES(iq2_s, block, 8 + g)), out);
 }
 
-INLINE void open_iq3_xxs(const uint8_t *block, int g, struct opened *out) {
+INLINE void expand_iq3_xxs(const uint8_t *block, int g, struct expanded *out) {
     INTS rest = QUANTS(block, 16 + g);
     UNROLL for (int j = 0; j < 8; j++) out->w[j] =
         grid_4(kernel_grids.iq3_xxs, bits_at(QUANTS(block, 2 * g + j / 4), 8 * (j % 4), 255));
@@ -230,7 +230,7 @@ INLINE VEC twice_and_one(INTS v) {
     return x + x + V_SET(1.0f);
 }
 
-INLINE void open_iq3_s(const uint8_t *block, int g, struct opened *out) {
+INLINE void expand_iq3_s(const uint8_t *block, int g, struct expanded *out) {
     INTS high = widen_u8(BYTES(iq3_s, block, g));
     UNROLL for (int j = 0; j < 8; j++) {
         INTS low = bits_at(QUANTS(block, 2 * g + j / 4), 8 * (j % 4), 255);
@@ -242,7 +242,7 @@ INLINE void open_iq3_s(const uint8_t *block, int g, struct opened *out) {
 }
 
 /* The eight values of an index of IQ1; bit `down` of `high` moves them. No byte borrows. */
-INLINE void open_iq1(INTS index, INTS high, int down, INTS *w) {
+INLINE void expand_iq1(INTS index, INTS high, int down, INTS *w) {
     INTS two = high ^ high; /* zero */
     UNROLL for (int i = 0; i < 4; i++) two = add_bits(two, high, 8 * i + 1 - down, 2 << 8 * i);
     grid_8(kernel_grids.iq1, index, w);
@@ -250,20 +250,20 @@ INLINE void open_iq1(INTS index, INTS high, int down, INTS *w) {
     w[1] = w[1] - two;
 }
 
-INLINE void open_iq1_s(const uint8_t *block, int g, struct opened *out) {
+INLINE void expand_iq1_s(const uint8_t *block, int g, struct expanded *out) {
     INTS low = QUANTS(block, g);
     INTS high = bits_at(QUANTS(block, 8 + g / 2), 16 * (g % 2), 0xffff);
-    UNROLL for (int i = 0; i < 4; i++) open_iq1(
+    UNROLL for (int i = 0; i < 4; i++) expand_iq1(
         add_bits(bits_at(low, 8 * i, 255), high, 8 - 3 * i, 0x700), high, 15, out->w + 2 * i);
     out->scale[0] = HALF(iq1_s, block, 0) * twice_and_one(bits_at(high, 12, 7)) * V_SET(0.125f);
 }
 
-INLINE void open_iq1_m(const uint8_t *block, int g, struct opened *out) {
+INLINE void expand_iq1_m(const uint8_t *block, int g, struct expanded *out) {
     INTS low = QUANTS(block, g), scales = QUANTS(block, 12 + g / 4);
     INTS high = bits_at(QUANTS(block, 8 + g / 2), 16 * (g % 2), 0xffff);
     UNROLL for (int i = 0; i < 4; i++)
-        open_iq1(add_bits(bits_at(low, 8 * i, 255), high, 8 - 4 * i, 0x700), high, 4 * i + 3,
-                 out->w + 2 * i);
+        expand_iq1(add_bits(bits_at(low, 8 * i, 255), high, 8 - 4 * i, 0x700), high, 4 * i + 3,
+                   out->w + 2 * i);
     UNROLL for (int h = 0; h < 2; h++) {
         INTS scale = bits_at(scales, 16 * (g / 2 % 2) + 6 * (g % 2) + 3 * h, 7);
         out->scale[h] = HALF(iq1_m, block, 0) * twice_and_one(scale) * V_SET(0.125f);
@@ -282,7 +282,7 @@ INLINE VEC add_run(const struct format *f, VEC scale, VEC min, const struct act_
 }
 
 /* A group of n rows, `together` of them at a time. */
-INLINE void add_rows(const struct format *f, const struct opened *w, const struct act_group *rows,
+INLINE void add_rows(const struct format *f, const struct expanded *w, const struct act_group *rows,
                      size_t stride, int n, int together, VEC *sums) {
     UNROLL for (int r = 0; r < n; r += together, rows += (size_t)together * stride) {
         const int some = n - r < together ? n - r : together;
@@ -307,9 +307,9 @@ INLINE void fetch_ahead(const struct format *f, const uint8_t *later, int g) {
 /* One group of a tile and `acts` rows, a constant where this is inlined. */
 INLINE void add_group(const struct format *f, const uint8_t *block, const uint8_t *later, int g,
                       const struct act_group *rows, size_t stride, int acts, VEC *sums) {
-    struct opened w;
+    struct expanded w;
     fetch_ahead(f, later, g);
-    f->open(block, g, &w);
+    f->expand(block, g, &w);
     add_rows(f, &w, rows, stride, acts, DOT_FEW, sums);
 }
 
@@ -383,21 +383,21 @@ INLINE void project_tiles(const struct format *f, struct tiles tiles, uint32_t c
 /* ---- many rows ------------------------------------------------------------------------------ */
 
 enum {
-    OPEN_LEAST = 16, /* rows that are worth opening a tile into memory */
-    OPEN_ROWS = 64,  /* rows at most that a group is opened for */
-    OPEN_GROUPS = 4, /* groups that are opened in one go: 16 KiB of activations stay in L1 */
-    OPEN_TILES = 4,  /* tiles that take turns */
-    OPEN_AHEAD = 8,  /* groups from what is opened to what is fetched */
+    MANY_LEAST = 16, /* rows that are worth expanding a tile into memory */
+    MANY_ROWS = 64,  /* rows at most that a group is expanded for */
+    MANY_GROUPS = 4, /* groups that are expanded in one go: 16 KiB of activations stay in L1 */
+    MANY_TILES = 4,  /* tiles that take turns */
+    MANY_AHEAD = 8,  /* groups from what is expanded to what is fetched */
 };
 
 /* Groups [at, at + n) of a tile, without the weights' bias if they are to be signed. */
-INLINE void open_groups(const struct format *f, const uint8_t *tile, uint32_t at, int n,
-                        bool is_signed, struct opened *to) {
+INLINE void expand_groups(const struct format *f, const uint8_t *tile, uint32_t at, int n,
+                          bool is_signed, struct expanded *to) {
     const uint8_t *block = tile + at / f->groups * f->block_bytes;
     for (int i = 0; i < n; i++, to++) {
-        struct opened w;
+        struct expanded w;
         int g = (int)((at + (uint32_t)i) % f->groups);
-        f->open(block, g, &w);
+        f->expand(block, g, &w);
         UNROLL for (int j = 0; j < 8; j++) to->w[j] =
             is_signed && f->bias_log2 ? bytes_less(w.w[j], 1 << f->bias_log2) : w.w[j];
         UNROLL for (int h = 0; h < f->runs; h++) {
@@ -420,35 +420,35 @@ INLINE void fetch_group(const struct format *f, const struct tiles *tiles, uint3
     fetch_ahead(f, tile + group / f->groups * f->block_bytes, (int)(group % f->groups));
 }
 
-/* n opened groups and eight rows. */
-INLINE void add_opened(const struct format *f, const struct opened *opened, int n,
-                       const struct act_group *rows, size_t stride, VEC *sums) {
+/* n expanded groups and eight rows. */
+INLINE void add_expanded(const struct format *f, const struct expanded *expanded, int n,
+                         const struct act_group *rows, size_t stride, VEC *sums) {
     VEC acc[MAX_ACTS];
     UNROLL for (int r = 0; r < MAX_ACTS; r++) acc[r] = sums[r];
     for (int i = 0; i < n; i++)
-        add_rows(f, opened + i, rows + i, stride, MAX_ACTS, DOT_MANY, acc);
+        add_rows(f, expanded + i, rows + i, stride, MAX_ACTS, DOT_MANY, acc);
     UNROLL for (int r = 0; r < MAX_ACTS; r++) sums[r] = acc[r];
 }
 
-/* Some tiles and `batch` rows, a multiple of MAX_ACTS: each group is opened once for all of them.
+/* Some tiles and `batch` rows, a multiple of MAX_ACTS: each group is expanded once for all of them.
  */
-INLINE void project_opened(const struct format *f, struct tiles tiles, uint32_t columns,
-                           const struct act_group *rows, size_t stride, uint32_t batch, float *out,
-                           size_t out_stride) {
-    VEC sums[OPEN_TILES][OPEN_ROWS];
-    struct opened opened[OPEN_GROUPS];
+INLINE void project_expanded(const struct format *f, struct tiles tiles, uint32_t columns,
+                             const struct act_group *rows, size_t stride, uint32_t batch,
+                             float *out, size_t out_stride) {
+    VEC sums[MANY_TILES][MANY_ROWS];
+    struct expanded expanded[MANY_GROUPS];
     memset(sums, 0, sizeof sums);
-    for (uint32_t at = 0; at < tiles.groups; at += OPEN_GROUPS) {
-        int n = tiles.groups - at < OPEN_GROUPS ? (int)(tiles.groups - at) : OPEN_GROUPS;
+    for (uint32_t at = 0; at < tiles.groups; at += MANY_GROUPS) {
+        int n = tiles.groups - at < MANY_GROUPS ? (int)(tiles.groups - at) : MANY_GROUPS;
         for (uint32_t t = 0; t < tiles.count; t++) {
-            open_groups(f, tiles.at + t * tiles.bytes, at, n, false, opened);
-            for (uint32_t i = 0; i < OPEN_GROUPS; i++)
-                fetch_group(f, &tiles, t, at + OPEN_AHEAD + i);
+            expand_groups(f, tiles.at + t * tiles.bytes, at, n, false, expanded);
+            for (uint32_t i = 0; i < MANY_GROUPS; i++)
+                fetch_group(f, &tiles, t, at + MANY_AHEAD + i);
             for (uint32_t r = 0; r < batch; r += MAX_ACTS)
-                add_opened(f, opened, n, rows + r * stride + at, stride, sums[t] + r);
+                add_expanded(f, expanded, n, rows + r * stride + at, stride, sums[t] + r);
         }
     }
-    store_sums(sums[0], OPEN_ROWS, batch, columns, out, out_stride);
+    store_sums(sums[0], MANY_ROWS, batch, columns, out, out_stride);
 }
 
 INLINE struct tiles tiles_from(const struct format *f, const void *weights, uint32_t first,
@@ -462,20 +462,20 @@ typedef void project_many_fn(const struct format *f, struct tiles tiles, uint32_
                              const struct act_group *rows, size_t stride, uint32_t batch,
                              float *out, size_t out_stride);
 
-/* The first `many` rows by a function for many, OPEN_ROWS at a time, the others eight by eight. */
+/* The first `many` rows by a function for many, MANY_ROWS at a time, the others eight by eight. */
 INLINE void project_rows(const struct format *f, project_many_fn *project_many, uint32_t many,
                          const void *weights, uint32_t first, uint32_t count,
                          const struct activations *acts, float *out, size_t out_stride) {
     struct tiles tiles = tiles_from(f, weights, first, acts->k);
     const size_t stride = stride_of(acts);
-    const uint32_t step = (many ? OPEN_TILES : TILES) * TILE;
+    const uint32_t step = (many ? MANY_TILES : TILES) * TILE;
     for (uint32_t n = 0; n < count; n += step, tiles.at += step / TILE * tiles.bytes) {
         uint32_t columns = count - n < step ? count - n : step;
         tiles.count = (columns + TILE - 1) / TILE;
         tiles.turn = columns < count - n ? step / TILE * tiles.bytes : tiles.bytes;
-        for (uint32_t r = 0; r < many; r += OPEN_ROWS)
+        for (uint32_t r = 0; r < many; r += MANY_ROWS)
             project_many(f, tiles, columns, acts->groups + r * stride, stride,
-                         many - r < OPEN_ROWS ? many - r : OPEN_ROWS, out + r * out_stride + n,
+                         many - r < MANY_ROWS ? many - r : MANY_ROWS, out + r * out_stride + n,
                          out_stride);
         project_tiles(f, tiles, columns, many, acts, out + n, out_stride);
     }
@@ -483,8 +483,8 @@ INLINE void project_rows(const struct format *f, project_many_fn *project_many, 
 
 INLINE void project(const struct format *f, const void *weights, uint32_t first, uint32_t count,
                     const struct activations *acts, float *out, size_t out_stride) {
-    uint32_t many = acts->n_rows < OPEN_LEAST ? 0 : acts->n_rows / MAX_ACTS * MAX_ACTS;
-    project_rows(f, project_opened, many, weights, first, count, acts, out, out_stride);
+    uint32_t many = acts->n_rows < MANY_LEAST ? 0 : acts->n_rows / MAX_ACTS * MAX_ACTS;
+    project_rows(f, project_expanded, many, weights, first, count, acts, out, out_stride);
 }
 
 /* X(TYPE, type, runs, bias_log2, has_min, max): max is the largest stored weight. */
@@ -513,8 +513,13 @@ INLINE void project(const struct format *f, const void *weights, uint32_t first,
 /* clang-format on */
 
 #define PROJECT(TYPE, type, runs, bias_log2, has_min, max)                                         \
-    static const struct format format_##type = {                                                   \
-        open_##type, PACK_GROUPS_##type, TILE * PACK_SIZE_##type, runs, bias_log2, has_min, max};  \
+    static const struct format format_##type = {expand_##type,                                     \
+                                                PACK_GROUPS_##type,                                \
+                                                TILE * PACK_SIZE_##type,                           \
+                                                runs,                                              \
+                                                bias_log2,                                         \
+                                                has_min,                                           \
+                                                max};                                              \
     static uint64_t bytes_##type(uint32_t k, uint32_t n) {                                         \
         return packed_bytes(DT_##TYPE, (struct packing){TILE, WHOLE_FLIP}, k, n);                  \
     }                                                                                              \
