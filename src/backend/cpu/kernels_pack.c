@@ -186,84 +186,105 @@ static void parts_iq1_m(const void *block, struct parts *p) {
 
 /* ---- a tile ---------------------------------------------------------------------------------- */
 
-static const struct layout {
+/* What a row's block becomes. The functions below are inlined for each type and number of rows. */
+struct layout {
     enum dtype type;
-    uint32_t values, quants, words, f16s, bytes;
+    uint32_t file_bytes, values, quants, words, f16s, bytes;
     void (*parts)(const void *block, struct parts *out);
-} layouts[] = {
-#define X(TYPE, type, values, quants, words, f16s, bytes)                                          \
-    {DT_##TYPE, values, quants, words, f16s, bytes, parts_##type},
-    PACKED_TYPES(X)
-#undef X
 };
 
-static const struct layout *layout_of(enum dtype type) {
-    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
-        if (layouts[i].type == type)
-            return &layouts[i];
-    CHECK(!"a type with a packed order");
-    return NULL;
-}
-
-static uint32_t row_block_bytes(const struct layout *l) {
-    return l->quants + 4 * l->words + 2 * l->f16s + l->bytes;
-}
-
-uint64_t packed_bytes(enum dtype type, struct packing p, uint32_t k, uint32_t n) {
-    const struct layout *l = layout_of(type);
-    uint64_t rows = ((uint64_t)n + p.rows - 1) / p.rows * p.rows;
-    return rows * (k / l->values) * row_block_bytes(l);
-}
+#define PACK_INLINE static inline __attribute__((always_inline))
 
 /* One row's parts into their places in a packed block. */
-static void place(const struct layout *l, struct packing p, uint32_t row, const struct parts *from,
-                  uint8_t *to) {
-    for (uint32_t i = 0; i < l->quants; i += 4)
-        memcpy(to + i * p.rows + row * 4, from->quants + i, 4);
-    to += l->quants * p.rows;
+PACK_INLINE void place(const struct layout *l, uint32_t rows, uint32_t row,
+                       const struct parts *from, uint8_t *to) {
+    UNROLL for (uint32_t i = 0; i < l->quants; i += 4)
+        memcpy(to + i * rows + row * 4, from->quants + i, 4);
+    to += l->quants * rows;
     for (uint32_t i = 0; i < l->words; i++)
-        memcpy(to + (i * p.rows + row) * 4, &from->words[i], 4);
-    to += l->words * 4 * p.rows;
+        memcpy(to + (i * rows + row) * 4, &from->words[i], 4);
+    to += l->words * 4 * rows;
     for (uint32_t i = 0; i < l->f16s; i++)
-        memcpy(to + (i * p.rows + row) * 2, &from->f16s[i], 2);
-    to += l->f16s * 2 * p.rows;
-    for (uint32_t i = 0; i < l->bytes; i++)
-        to[i * p.rows + row] = from->bytes[i];
+        memcpy(to + (i * rows + row) * 2, &from->f16s[i], 2);
+    to += l->f16s * 2 * rows;
+    UNROLL for (uint32_t i = 0; i < l->bytes; i++) to[i * rows + row] = from->bytes[i];
 }
 
 /* The parts of a block, or zeros after the matrix's last row. */
-static void read_parts(const struct layout *l, struct packing p, const uint8_t *block,
-                       uint32_t bytes, struct parts *parts) {
+PACK_INLINE void read_parts(const struct layout *l, uint8_t flip_q8_0, const uint8_t *block,
+                            struct parts *parts) {
     if (!block) {
         memset(parts, 0, sizeof *parts);
     } else {
         _Alignas(8) uint8_t copy[256]; /* blocks may lie at odd addresses */
-        memcpy(copy, block, bytes);
+        memcpy(copy, block, l->file_bytes);
         l->parts(copy, parts);
     }
-    if (l->type == DT_Q8_0 && p.flip_q8_0)
+    if (l->type == DT_Q8_0 && flip_q8_0)
         for (uint32_t i = 0; i < l->quants; i++)
-            parts->quants[i] ^= p.flip_q8_0;
+            parts->quants[i] ^= flip_q8_0;
+}
+
+PACK_INLINE void pack_tiles(const struct layout *l, struct packing p, const uint8_t *from,
+                            uint32_t k, uint32_t n, uint8_t *to) {
+    const size_t blocks = k / l->values;
+    const uint32_t block_bytes = l->quants + 4 * l->words + 2 * l->f16s + l->bytes;
+    for (uint32_t tile = 0; tile < n; tile += p.rows) {
+        for (size_t b = 0; b < blocks; b++, to += (size_t)block_bytes * p.rows) {
+            for (uint32_t row = 0; row < p.rows; row++) {
+                const uint8_t *block = from + ((tile + row) * blocks + b) * l->file_bytes;
+                struct parts parts;
+                read_parts(l, p.flip_q8_0, row < n - tile ? block : NULL, &parts);
+                place(l, p.rows, row, &parts, to);
+            }
+        }
+    }
+}
+
+/* ---- all types ------------------------------------------------------------------------------- */
+
+#define X(TYPE, type, values, quants, words, f16s, bytes)                                          \
+    static void pack_##type(struct packing p, const uint8_t *from, uint32_t k, uint32_t n,         \
+                            uint8_t *to) {                                                         \
+        const struct layout l = {DT_##TYPE, sizeof(struct type), values, quants, words, f16s,      \
+                                 bytes,     parts_##type};                                         \
+        if (p.rows == 16)                                                                          \
+            pack_tiles(&l, (struct packing){16, p.flip_q8_0}, from, k, n, to);                     \
+        else                                                                                       \
+            pack_tiles(&l, p, from, k, n, to);                                                     \
+    }
+PACKED_TYPES(X)
+#undef X
+
+static const struct packed_type {
+    enum dtype type;
+    uint32_t values, row_bytes; /* of a block, and of what a row's block becomes */
+    void (*pack)(struct packing p, const uint8_t *from, uint32_t k, uint32_t n, uint8_t *to);
+} packed_types[] = {
+#define X(TYPE, type, values, quants, words, f16s, bytes)                                          \
+    {DT_##TYPE, values, PACK_SIZE_##type, pack_##type},
+    PACKED_TYPES(X)
+#undef X
+};
+
+static const struct packed_type *packed_type(enum dtype type) {
+    for (size_t i = 0; i < sizeof packed_types / sizeof *packed_types; i++)
+        if (packed_types[i].type == type)
+            return &packed_types[i];
+    CHECK(!"a type with a packed order");
+    return NULL;
+}
+
+uint64_t packed_bytes(enum dtype type, struct packing p, uint32_t k, uint32_t n) {
+    const struct packed_type *t = packed_type(type);
+    uint64_t rows = ((uint64_t)n + p.rows - 1) / p.rows * p.rows;
+    return rows * (k / t->values) * t->row_bytes;
 }
 
 void pack_rows(enum dtype type, struct packing p, const void *rows, uint32_t k, uint32_t n,
                void *packed) {
-    const struct layout *l = layout_of(type);
-    uint32_t file_bytes = dtype_info((uint32_t)type)->block_bytes;
-    size_t blocks = k / l->values;
-    uint8_t *to = packed;
     kernel_grids_fill();
-    for (uint32_t tile = 0; tile < n; tile += p.rows) {
-        for (size_t b = 0; b < blocks; b++, to += (size_t)row_block_bytes(l) * p.rows) {
-            for (uint32_t row = 0; row < p.rows; row++) {
-                const uint8_t *block =
-                    (const uint8_t *)rows + ((tile + row) * blocks + b) * file_bytes;
-                struct parts parts;
-                read_parts(l, p, row < n - tile ? block : NULL, file_bytes, &parts);
-                place(l, p, row, &parts, to);
-            }
-        }
-    }
+    packed_type(type)->pack(p, rows, k, n, packed);
 }
 
 #endif
