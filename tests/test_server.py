@@ -1057,7 +1057,7 @@ def test_the_middle_of_a_text():
         between = {"input_prefix": text["prompt"], "input_suffix": text["suffix"], "n_predict": 8, "temperature": 0}
         i = s.request("POST", "/infill", between)[2]
         assert i["content"] == r.choices[0].text and i["tokens_evaluated"] == r.usage.prompt_tokens and i["stop_type"] in ("limit", "eos"), i
-        begun = s.request("POST", "/infill", {**between, "prompt": " time", "input_extra": [{"filename": "a.c", "text": "x"}]})[2]
+        begun = s.request("POST", "/infill", {**between, "prompt": " time"})[2]
         assert begun["tokens_evaluated"] == i["tokens_evaluated"] + 1, begun
         written = s.request("POST", "/infill", {**between, "input_suffix": "<|im_end|>" + text["suffix"]})[2]  # plain text there
         assert written["tokens_evaluated"] > i["tokens_evaluated"] + 1, written
@@ -1068,6 +1068,43 @@ def test_the_middle_of_a_text():
     assert server().request("POST", "/infill", {"input_suffix": "x"})[0] == 400
     status, _, body = server().request("POST", "/v1/completions", text)
     assert status == 400 and "has no token <|fim_middle|>" in body["error"]["message"] and body["error"]["param"] == "suffix", body
+
+
+def test_infill_with_other_files():
+    """input_extra, as llama.cpp gives it to models, and texts longer than the context."""
+    tags = b"<|fim_prefix|>", b"<|fim_suffix|>", b"<|fim_middle|>"
+    files = [{"filename": "a.c", "text": "One fox."}, {"text": "Two foxes."}]
+    between = {"input_prefix": "Once upon a", "input_suffix": " there was a fox.", "n_predict": 8, "temperature": 0}
+    one = "<|fim_prefix|>Once upon a<|fim_suffix|> there was a fox.<|fim_middle|>"
+    with own("-m", model_with(TMP / "files.gguf", *tags, b"<|repo_name|>", b"<|file_sep|>"), "-c", 512) as s:
+        infill = lambda **fields: s.request("POST", "/infill", {**between, **fields})[2]
+        complete = lambda prompt: s.request("POST", "/completion", {"prompt": prompt, "n_predict": 8, "temperature": 0})[2]
+        same = lambda a, b: a["content"] == b["content"] and a["tokens_evaluated"] == b["tokens_evaluated"]
+        right = complete("<|repo_name|>myproject\n<|file_sep|>a.c\nOne fox.<|file_sep|>tmp\nTwo foxes.<|file_sep|>filename\n" + one)
+        assert same(infill(input_extra=files), right), (infill(input_extra=files), right)
+        assert same(infill(input_extra=[]), complete(one)) and same(infill(input_extra=None), complete(one))
+        many = infill(input_extra=[{"filename": f"{i}.c", "text": "A fox. " * 20} for i in range(30)])
+        assert 300 < many["tokens_evaluated"] <= 512 - 8, many  # the last of them
+        words = "It was a fox. " * 300
+        long = infill(input_prefix="Gone. " + words, input_suffix=words + "Gone.", prompt=" time", input_extra=files)
+        assert long["tokens_evaluated"] >= 512 - 8 - 1, long
+        for fields in ({"input_prefix": words}, {"input_suffix": words}):
+            assert infill(**fields)["tokens_evaluated"] >= 512 - 8 - 1, fields  # no room is left unused
+        assert infill(input_prefix=words, n_predict=-1)["tokens_predicted"] > 0
+        assert infill(input_prefix=words)["content"] == infill(input_prefix="Other. " + words)["content"]  # its end is kept
+        status, _, body = s.request("POST", "/infill", {**between, "prompt": words})
+        assert status == 400 and "the context is 512" in body["error"]["message"], body
+        for extra, said in (({}, "input_extra is an object, expected an array"), (["a"], "input_extra has a string at place 0, expected objects"),
+                            ([files[0], {"filename": "a"}], "input_extra[1].text is missing, expected a string"),
+                            ([{"text": "", "filename": 3}], "input_extra[0].filename is a number, expected a string")):
+            status, _, body = s.request("POST", "/infill", {**between, "input_extra": extra})
+            assert status == 400 and body["error"]["message"] == said, (body, said)
+    with own("-m", model_with(TMP / "snippets.gguf", *tags)) as s:
+        a = s.request("POST", "/infill", {**between, "input_extra": files})[2]
+        pieces = "\n\n--- snippet ---\n\n", "One fox.", "\n\n--- snippet ---\n\n", "Two foxes.", one
+        ids = sum((s.request("POST", "/tokenize", {"content": piece})[2]["tokens"] for piece in pieces), [])
+        b = s.request("POST", "/completion", {"prompt": ids, "n_predict": 8, "temperature": 0})[2]
+        assert a["content"] == b["content"] and a["tokens_evaluated"] == len(ids), (a, b)
 
 
 def test_thinking():

@@ -149,9 +149,16 @@ int ask_add_text(struct ask *ask, const struct ask_model *m, struct str text, st
 int ask_add_encoded(struct ask *ask, const struct ask_model *m, struct str text, unsigned flags,
                     struct err *err);
 /* Fill-in-the-middle: asks for the text between two others, of which the beginning may be given.
- * They have no control tokens. SLUICE_ERR_UNSUPPORTED: the model has no tokens for it. */
-int ask_add_middle(struct ask *ask, const struct ask_model *m, struct str before, struct str after,
-                   struct str begun, struct err *err);
+ * None of them has control tokens. */
+struct ask_middle {
+    struct str before, after, begun;
+    const json_t *files; /* others of the project: [{"filename": NAME, "text": TEXT}, ...], whose
+                          * names may be missing; NULL: none */
+    bool is_cut;         /* what does not fit is left out, but for `begun` */
+};
+/* SLUICE_ERR_UNSUPPORTED: the model has no tokens for it. */
+int ask_add_middle(struct ask *ask, const struct ask_model *m, const struct ask_middle *middle,
+                   struct err *err);
 int ask_add_ids(struct ask *ask, const struct ask_model *m, const char *name, const json_t *ids,
                 struct err *err); /* an array, in the field `name` */
 

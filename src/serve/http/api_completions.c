@@ -94,8 +94,11 @@ static void read_all(struct ask *ask, struct fields *f, const struct ask_model *
         fields_refuse(f, "prompt", "prompt is %s, expected a string before the suffix",
                       json_kind(prompt));
     else if (!f->wrong && *suffix) {
-        struct str before = {json_string_value(prompt), json_string_length(prompt)};
-        if (ask_add_middle(ask, m, before, str_of(suffix), STR(""), &err))
+        const struct ask_middle middle = {
+            .before = {json_string_value(prompt), json_string_length(prompt)},
+            .after = str_of(suffix),
+        };
+        if (ask_add_middle(ask, m, &middle, &err))
             fields_refuse(f, "suffix", "%s", err.text);
     } else if (!f->wrong && openai_add_prompts(ask, m, "prompt", prompt, &err))
         fields_refuse(f, "prompt", "%s", err.text);

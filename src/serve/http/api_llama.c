@@ -55,12 +55,39 @@ static struct str text_field(struct fields *f, const char *name) {
                                 : STR("");
 }
 
+/* Other files of the project, or pieces of them: [{"filename": NAME, "text": TEXT}, ...]. */
+static const json_t *files_field(struct fields *f) {
+    static const char name[] = "input_extra";
+    const json_t *files = NULL, *file;
+    size_t i;
+    fields_array(f, name, &files);
+    json_array_foreach(files, i, file) {
+        const json_t *text = json_object_get(file, "text");
+        const json_t *its = json_object_get(file, "filename");
+        if (!json_is_object(file))
+            fields_refuse(f, name, "%s has %s at place %zu, expected objects", name,
+                          json_kind(file), i);
+        else if (!json_is_string(text))
+            fields_refuse(f, name, "%s[%zu].text is %s, expected a string", name, i,
+                          json_kind(text));
+        else if (its && !json_is_string(its))
+            fields_refuse(f, name, "%s[%zu].filename is %s, expected a string", name, i,
+                          json_kind(its));
+    }
+    return files;
+}
+
 /* The text between two others; `prompt` is its beginning. */
 static void add_middle(struct ask *ask, struct fields *f, const struct ask_model *m) {
-    struct str before = text_field(f, "input_prefix"), after = text_field(f, "input_suffix");
-    struct str begun = text_field(f, "prompt");
+    const struct ask_middle middle = {
+        .before = text_field(f, "input_prefix"),
+        .after = text_field(f, "input_suffix"),
+        .begun = text_field(f, "prompt"),
+        .files = files_field(f),
+        .is_cut = true,
+    };
     struct err err = {0};
-    if (!f->wrong && ask_add_middle(ask, m, before, after, begun, &err))
+    if (!f->wrong && ask_add_middle(ask, m, &middle, &err))
         fields_refuse(f, "input_suffix", "%s", err.text);
 }
 

@@ -114,7 +114,8 @@ static void read_generate(struct ask *ask, struct fields *f, const struct ask_mo
         return;
     struct str text = {json_string_value(prompt), json_string_length(prompt)};
     if (*suffix) {
-        if (ask_add_middle(ask, m, text, str_of(suffix), STR(""), &err))
+        const struct ask_middle middle = {.before = text, .after = str_of(suffix)};
+        if (ask_add_middle(ask, m, &middle, &err))
             fields_refuse(f, "suffix", "%s", err.text);
         return;
     }
