@@ -789,6 +789,36 @@ def test_llama_completion():
         assert status == 400 and words in body["error"]["message"], (fields, body)
 
 
+def test_llama_completion_of_lines():
+    """Limits of editors: how long an answer may take, and how far its lines are indented."""
+    s = server()
+
+    def said(words, **fields):  # whole and streamed
+        body = {"prompt": "Once", "temperature": 0, "n_predict": 100, "grammar": f"root ::= {json.dumps(words)}", "n_probs": 1, **fields}
+        whole = s.request("POST", "/completion", body)[2]
+        _, r = stream(s, "/completion", {**body, "stream": True})
+        chunks = [json.loads(line[6:]) for line in r.read().decode().split("\n\n") if line]
+        assert "".join(c["content"] for c in chunks) == whole["content"] and chunks[-1]["stop_type"] == whole["stop_type"], (whole, chunks)
+        assert "".join(p["token"] for p in whole["completion_probabilities"]).startswith(whole["content"]), whole
+        return whole["content"], whole["stop_type"]
+
+    words = "a\n  b\n\t c\n d\n  e"
+    assert said(words, n_indent=2) == ("a\n  b\n\t c\n", "limit")
+    assert said(words, n_indent=1) == said(words, n_indent=0) == said(words) == (words, "eos")
+    assert said(words, n_indent=3) == said("a\n\n   b", n_indent=3) == ("a\n", "limit")
+    assert said("a\n  ", n_indent=3) == ("a\n  ", "eos") and said("a", n_indent=3) == ("a", "eos")
+    assert said(words, n_indent=2, stop=["b"]) == ("a\n  ", "word")
+    for ms in (1, -1, 100000):
+        r = s.request("POST", "/completion", {"prompt": "Once", "n_predict": 60, "t_max_predict_ms": ms, "grammar": 'root ::= ("a" | "\\n"){200}',
+                                              "logit_bias": [["\n", 5]]})[2]
+        assert r["stop_type"] == "limit" and (r["content"].endswith("\n") and r["tokens_predicted"] < 60 if ms == 1 else r["tokens_predicted"] == 60), r
+    r = s.request("POST", "/completion", {"prompt": "Once", "n_predict": 60, "t_max_predict_ms": 1, "grammar": 'root ::= "a"{200}'})[2]
+    assert r["tokens_predicted"] == 60, r
+    for fields, words in ((dict(n_indent=-1), "n_indent is -1, expected 0 or more"), (dict(t_max_predict_ms="x"), "t_max_predict_ms is a string, expected a whole number")):
+        status, _, body = s.request("POST", "/completion", {"prompt": "Once", **fields})
+        assert status == 400 and words in body["error"]["message"], (fields, body)
+
+
 def test_llama_props_and_template():
     s = server()
     props = s.request("GET", "/props")[2]

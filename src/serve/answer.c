@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <sys/random.h>
 
+#include "base/clock.h"
+
 enum phase {
     PHASE_RAW,    /* everything is content */
     PHASE_BEGINS, /* nothing but white space so far: thinking may follow */
@@ -129,9 +131,49 @@ static bool skip_after_thinking(struct answer *a) {
     return a->held.len > 0;
 }
 
+/* ---- lines -------------------------------------------------------------------------------- */
+
+/* Says the text, but for a line that is indented too little and what follows it. */
+static void say_indented(struct answer *a, struct str text) {
+    while (text.len > 0 && !a->is_limited) {
+        size_t n = 0;
+        if (a->is_indent) {
+            while (n < text.len && (text.at[n] == ' ' || text.at[n] == '\t'))
+                n++;
+            a->has_failed |= !buffer_add(&a->held, text.at, n);
+            if (n < text.len) {
+                a->is_indent = false;
+                a->is_limited = a->held.len < (size_t)a->ask->min_indent;
+                if (!a->is_limited)
+                    say(a, buffer_str(&a->held));
+                a->held.len = 0;
+            }
+        } else {
+            const char *newline = memchr(text.at, '\n', text.len);
+            n = newline ? (size_t)(newline - text.at) + 1 : text.len;
+            say(a, (struct str){text.at, n});
+            a->is_indent = newline != NULL;
+        }
+        text = str_skip(text, n);
+    }
+}
+
+static void take_lines(struct answer *a, struct str text) {
+    if (a->ask->min_indent > 0)
+        say_indented(a, text);
+    else
+        say(a, text);
+    if (a->ask->max_ms > 0 && memchr(text.at, '\n', text.len))
+        a->is_limited |= seconds_now() - a->started > 1e-3 * (double)a->ask->max_ms;
+}
+
 static void take_text(struct answer *a, struct str text) {
     bool goes_on = true;
-    if (a->phase == PHASE_RAW || (a->phase == PHASE_SAYS && a->held.len == 0)) {
+    if (a->phase == PHASE_RAW) {
+        take_lines(a, text);
+        return;
+    }
+    if (a->phase == PHASE_SAYS && a->held.len == 0) {
         say(a, text);
         return;
     }
@@ -277,10 +319,10 @@ static bool find_stop(const struct answer *a, size_t *at, const char **which) {
 }
 
 /* Tokens that begin after the text's end are left out. */
-static void cut_logprobs_at_stop(struct answer *a) {
+static void cut_logprobs_at_end(struct answer *a) {
     const char *ignored;
-    size_t at = 0, n = 0, length, end = 0;
-    if (a->n_said == 0 || !find_stop(a, &at, &ignored))
+    size_t at = a->content.len, n = 0, length, end = 0;
+    if (a->n_said == 0 || (!a->is_limited && !find_stop(a, &at, &ignored)))
         return;
     for (; n < a->n_said && end < at; n++, end += length)
         sluice_token_text(a->m->model, a->said[n].token, &length);
@@ -293,6 +335,8 @@ void answer_push(struct answer *a, int32_t token, struct job_logprobs *logprobs)
         a->has_failed |= !a->has_stopped && !a->ask->is_silent;
         return;
     }
+    if (a->n_tokens == 1)
+        a->started = seconds_now();
     bool was_thought = is_thought(a, token);
     a->n_reasoning += was_thought;
     if (!logprobs || was_thought || !keep_logprobs(a, token, logprobs))
@@ -305,16 +349,17 @@ void answer_push(struct answer *a, int32_t token, struct job_logprobs *logprobs)
         cut_logprobs(a, 0);
     if (was_thought || a->phase == PHASE_THINKS)
         a->n_thoughts = a->n_tokens;
-    a->has_stopped = sluice_text_has_stopped(a->text);
+    a->has_stopped = sluice_text_has_stopped(a->text) || a->is_limited;
     if (a->has_stopped)
-        cut_logprobs_at_stop(a);
+        cut_logprobs_at_end(a);
 }
 
 static enum answer_finish finish_of(const struct answer *a, const struct job_end *end) {
     enum sched_end why = end->report.end;
     if (why == SCHED_END_FAILED)
         return FINISH_FAILED;
-    if (!a->has_stopped && (why == SCHED_END_MAX_TOKENS || why == SCHED_END_FULL))
+    if (a->is_limited ||
+        (!a->has_stopped && (why == SCHED_END_MAX_TOKENS || why == SCHED_END_FULL)))
         return FINISH_LENGTH;
     if (!a->has_stopped && why == SCHED_END_CANCELLED)
         return FINISH_CUT;
@@ -329,7 +374,7 @@ void answer_end(struct answer *a, const struct job_end *end) {
     struct str held = buffer_str(&a->held);
     if (a->phase == PHASE_THINKS && a->reasoning.len > 0)
         give(a, PIECE_REASONING, held);
-    else if (a->phase == PHASE_SAYS)
+    else if (a->phase == PHASE_SAYS || a->phase == PHASE_RAW)
         say(a, held);
     a->held.len = 0;
     if (a->parser) {
@@ -364,5 +409,6 @@ json_t *answer_message(const struct answer *a) {
 const char *answer_stop_text(const struct answer *a) {
     const char *found = NULL;
     size_t at;
-    return a->has_stopped && find_stop(a, &at, &found) ? found : NULL;
+    bool has_one = a->has_stopped && !a->is_limited && find_stop(a, &at, &found);
+    return has_one ? found : NULL;
 }

@@ -29,7 +29,7 @@ enum answer_finish {
     FINISH_NOT_YET,
     FINISH_END,    /* the model ended it, or a stop text was found: `stop` */
     FINISH_CALLS,  /* and there were calls */
-    FINISH_LENGTH, /* as many tokens as asked for, or as fit */
+    FINISH_LENGTH, /* as many tokens or lines as asked for, or as fit */
     FINISH_CUT,    /* cancelled: the server shuts down */
     FINISH_FAILED, /* `end` says why */
 };
@@ -71,6 +71,9 @@ struct answer {
     struct tool_parser *parser;
     struct buffer held;
     int phase;
+    bool is_indent;  /* what is held back begins a line */
+    bool is_limited; /* a limit of its lines ended it */
+    double started;  /* when its first token came */
 };
 
 /* Returns SLUICE_OK or SLUICE_ERR_MEMORY; answer_close in any case. `a` begins with zeros. */

@@ -70,6 +70,10 @@ struct ask {
     bool echoes;                  /* the prompt is part of the answer's text */
     bool is_silent;               /* and nothing else: the one token that is sampled is dropped */
     int64_t n, max_tokens, n_top; /* -1: no limit, no log probabilities */
+    int64_t max_ms;               /* of an answer to a text; then it ends with its next line. Below
+                                   * 1: no limit */
+    int64_t min_indent;           /* spaces and tabs that lines after the first of an answer to a
+                                   * text begin with; it ends before one that has fewer */
     struct sluice_sampling sampling;
     struct sluice_bias biases[SLUICE_MAX_BIASES];
     const char *stops[ASK_MAX_STOPS];

@@ -33,6 +33,8 @@ static void read_settings(struct ask *ask, struct fields *f, const struct ask_mo
     ask->is_silent = ask->max_tokens == 0;
     if (ask->is_silent)
         ask->max_tokens = 1;
+    fields_int(f, "t_max_predict_ms", -1, INT32_MAX, &ask->max_ms);
+    fields_int(f, "n_indent", 0, INT32_MAX, &ask->min_indent);
     fields_int(f, "n", 1, INT32_MAX, &ask->n);
     fields_int(f, "n_cmpl", 1, INT32_MAX, &ask->n);
     fields_int(f, "n_probs", 0, ASK_MAX_TOP, &n_probs);
