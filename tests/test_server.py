@@ -761,6 +761,10 @@ def test_llama_completion():
     word = whole["content"].split()[2]
     stopped = ask(stop=[word])[2]
     assert stopped["stop_type"] == "word" and stopped["stopping_word"] == word and stopped["content"] == whole["content"].split(word)[0], stopped
+    assert ask(stop=[f"Speaker {i}:" for i in range(63)] + [word])[2]["stopping_word"] == word
+    many = ask(n_probs=100)[2]["completion_probabilities"][0]["top_logprobs"]
+    assert len({p["id"] for p in many}) == 100 and many == sorted(many, key=lambda p: -p["logprob"]), many
+    assert ask(temperature=-1, repeat_penalty=0)[2]["content"] == whole["content"]  # off
     only = ask(n_predict=0)[2]
     assert only["content"] == "" and only["tokens_predicted"] == 0 and only["stop_type"] == "limit", only
     assert ask(n_predict=0, stream=True)[2].count('"stop":true') == 1
@@ -783,7 +787,7 @@ def test_llama_completion():
                           (dict(response_fields=["content", 3]), "response_fields has a number, expected strings"),
                           (dict(logit_bias=[[8192, 1]]), "logit_bias has another id at place 0"), (dict(logit_bias=[[5]]), "logit_bias of 5 is missing"),
                           (dict(prompt=None), "prompt is null, expected a text"), (dict(n_predict=-3), "n_predict is -3, expected -2 or more"),
-                          (dict(n_probs=21), "n_probs is 21, expected 0 to 20"), (dict(json_schema="x"), "json_schema is a string, expected an object"),
+                          (dict(n_probs=101), "n_probs is 101, expected 0 to 100"), (dict(repeat_penalty=-1), "repeat_penalty is -1, expected"), (dict(stop=["x"] * 65), "stop has 65 texts, expected at most 64"), (dict(json_schema="x"), "json_schema is a string, expected an object"),
                           (dict(grammar='root ::= "x"', json_schema={}), "another format is given too"), (dict(prompt="fox " * 3000), "the context is")):
         status, _, body = ask(**fields)
         assert status == 400 and words in body["error"]["message"], (fields, body)

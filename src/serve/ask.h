@@ -40,7 +40,8 @@ int32_t ask_token_of(const sluice_model *model, const char *text);
 
 /* ---- requests ----------------------------------------------------------------------------- */
 
-enum { ASK_MAX_STOPS = 16, ASK_MAX_TOP = 20 };
+enum { ASK_MAX_STOPS = 64 };
+enum { ASK_MAX_TOP = 20, ASK_MAX_PROBS = 100 }; /* likeliest tokens; the other in llama.cpp's API */
 enum { ASK_MAX_ANSWERS = 2048 }; /* to all prompts; as many texts as OpenAI's embeddings take */
 
 /* What a call that is required begins with, before its JSON. */

@@ -54,7 +54,7 @@ struct worker {
     struct {
         int32_t token;
         float logit;
-    } top[32];
+    } top[128];
 };
 
 /* ---- what a job is told ------------------------------------------------------------------- */

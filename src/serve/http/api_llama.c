@@ -18,12 +18,22 @@ static void check_response_fields(struct fields *f) {
     }
 }
 
+/* A temperature below 0 and a penalty of 0 mean the same as none. Other APIs refuse them. */
+static void turn_off(json_t *request) {
+    const json_t *penalty = json_object_get(request, "repeat_penalty");
+    if (json_number_value(json_object_get(request, "temperature")) < 0)
+        json_object_set_new(request, "temperature", json_integer(0));
+    if (json_is_number(penalty) && json_number_value(penalty) == 0)
+        json_object_set_new(request, "repeat_penalty", json_integer(1));
+}
+
 /* The prompt aside. Seeds of -1, also as 32 bits without a sign, mean any. n_predict 0 processes
  * the prompt alone, below 0 has no limit. */
 static void read_settings(struct ask *ask, struct fields *f, const struct ask_model *m) {
     const json_t *schema = NULL;
     uint64_t drawn = ask->sampling.seed;
     int64_t n_probs = 0;
+    turn_off(ask->root);
     ask_read_sampling(ask, f, m);
     if ((int64_t)ask->sampling.seed < 0 || ask->sampling.seed == UINT32_MAX)
         ask->sampling.seed = drawn;
@@ -37,7 +47,7 @@ static void read_settings(struct ask *ask, struct fields *f, const struct ask_mo
     fields_int(f, "n_indent", 0, INT32_MAX, &ask->min_indent);
     fields_int(f, "n", 1, INT32_MAX, &ask->n);
     fields_int(f, "n_cmpl", 1, INT32_MAX, &ask->n);
-    fields_int(f, "n_probs", 0, ASK_MAX_TOP, &n_probs);
+    fields_int(f, "n_probs", 0, ASK_MAX_PROBS, &n_probs);
     if (n_probs > 0)
         ask->n_top = n_probs;
     ask_read_format(ask, f, m); /* grammar */
