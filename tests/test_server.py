@@ -773,7 +773,10 @@ def test_llama_completion():
     for field in ("n", "n_cmpl"):
         several = ask(temperature=1.5, seed=7, **{field: 3})[2]
         assert [x["index"] for x in several] == [0, 1, 2] and several[0]["content"] == ask(temperature=1.5, seed=7)[2]["content"], several
-    assert len({ask(temperature=1.5, seed=-1)[2]["generation_settings"]["seed"] for _ in range(3)}) == 3
+        again = [ask(temperature=1.5, seed=x["generation_settings"]["seed"])[2]["content"] for x in several]
+        assert again == [x["content"] for x in several], (again, several)
+    drawn = {x["generation_settings"]["seed"]: x["content"] for x in (ask(temperature=1.5, **given)[2] for given in ({}, {"seed": -1}, {"seed": 2**32 - 1}))}
+    assert len(drawn) == 3 and all(0 <= seed < 2**31 and ask(temperature=1.5, seed=seed)[2]["content"] == text for seed, text in drawn.items()), drawn
     assert ask(temperature=1.5, seed=7)[2]["content"] == ask(temperature=1.5, seed=7)[2]["content"]
     number = ask(json_schema={"type": "integer", "minimum": 10, "maximum": 99}, grammar="", n_predict=-1)[2]
     assert number["content"].strip().isdigit() and number["stop_type"] == "eos", number

@@ -27,11 +27,12 @@ static void turn_off(json_t *request) {
         json_object_set_new(request, "repeat_penalty", json_integer(1));
 }
 
-/* The prompt aside. Seeds of -1, also as 32 bits without a sign, mean any. n_predict 0 processes
- * the prompt alone, below 0 has no limit. */
+/* The prompt aside. Seeds of -1, also as 32 bits without a sign, mean any: the one that is drawn is
+ * told, so it has 31 bits, which clients in JavaScript can send back. n_predict 0 processes the
+ * prompt alone, below 0 has no limit. */
 static void read_settings(struct ask *ask, struct fields *f, const struct ask_model *m) {
     const json_t *schema = NULL;
-    uint64_t drawn = ask->sampling.seed;
+    uint64_t drawn = ask->sampling.seed &= INT32_MAX;
     int64_t n_probs = 0;
     turn_off(ask->root);
     ask_read_sampling(ask, f, m);
@@ -153,12 +154,13 @@ static const char *stop_type(const struct answer *a, const char *stop) {
                                                                    : "none";
 }
 
-static json_t *settings_json(const struct sluice_sampling *s) {
-    return json_pack("{s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o}", "seed", (json_int_t)s->seed,
-                     "temperature", json_of_float(s->temperature), "top_k", (json_int_t)s->top_k,
-                     "top_p", json_of_float(s->top_p), "min_p", json_of_float(s->min_p),
-                     "repeat_penalty", json_of_float(s->repeat_penalty), "presence_penalty",
-                     json_of_float(s->presence_penalty), "frequency_penalty",
+/* An answer's seed is the first one's and its number. */
+static json_t *settings_json(const struct sluice_sampling *s, uint32_t number) {
+    return json_pack("{s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o}", "seed",
+                     (json_int_t)(s->seed + number), "temperature", json_of_float(s->temperature),
+                     "top_k", (json_int_t)s->top_k, "top_p", json_of_float(s->top_p), "min_p",
+                     json_of_float(s->min_p), "repeat_penalty", json_of_float(s->repeat_penalty),
+                     "presence_penalty", json_of_float(s->presence_penalty), "frequency_penalty",
                      json_of_float(s->frequency_penalty));
 }
 
@@ -188,12 +190,13 @@ static json_t *end_object(const struct exchange *x, const struct answer *a, stru
                           size_t from) {
     const char *stop = answer_stop_text(a);
     json_t *out = begin_object(a, content, true, from);
-    json_t *more = json_pack(
-        "{s:o, s:b, s:s, s:s, s:I, s:o, s:o*}", "model",
-        json_of_text(str_of(x->server->model.name)), "truncated", 0, "stop_type",
-        stop_type(a, stop), "stopping_word", stop ? stop : "", "tokens_cached",
-        (json_int_t)(a->end ? a->end->report.reuse.tokens : 0), "generation_settings",
-        settings_json(&x->ask->sampling), "timings", x->n_answers == 1 ? openai_timings(x) : NULL);
+    json_t *more =
+        json_pack("{s:o, s:b, s:s, s:s, s:I, s:o, s:o*}", "model",
+                  json_of_text(str_of(x->server->model.name)), "truncated", 0, "stop_type",
+                  stop_type(a, stop), "stopping_word", stop ? stop : "", "tokens_cached",
+                  (json_int_t)(a->end ? a->end->report.reuse.tokens : 0), "generation_settings",
+                  settings_json(&x->ask->sampling, a->number), "timings",
+                  x->n_answers == 1 ? openai_timings(x) : NULL);
     json_object_update(out, more);
     json_decref(more);
     return only_named(a, out);
@@ -279,7 +282,7 @@ void llama_props(struct exchange *x) {
     const struct ask_model *m = &x->server->model;
     struct sluice_choice choice;
     sluice_engine_choice(x->server->served.engine, &choice);
-    json_t *params = settings_json(&m->sampling);
+    json_t *params = settings_json(&m->sampling, 0);
     json_object_del(params, "seed"); /* drawn for each answer */
     exchange_reply(x, 200,
                    json_pack("{s:{s:i, s:o}, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:{s:b, s:b}}",
