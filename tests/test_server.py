@@ -744,6 +744,11 @@ def test_llama_completion():
     assert whole["stop_type"] == "limit" and whole["tokens_predicted"] == 8 and whole["tokens_evaluated"] == usual["usage"]["prompt_tokens"], whole
     assert whole["timings"]["predicted_n"] == 8 and whole["timings"]["predicted_per_token_ms"] > 0 and whole["tokens"] == [], whole
 
+    assert whole["prompt"] == "Once upon a time" and whole["tokens_cached"] == whole["tokens_evaluated"] + 7, whole
+    assert whole["has_new_line"] is False and ask(grammar='root ::= "a\\nb"')[2]["has_new_line"] is True
+    again = ask()[2]
+    assert again["tokens_cached"] == whole["tokens_cached"] and ask(prompt="<|im_end|> é")[2]["prompt"] == "<|im_end|> é", again
+
     def chunks_of(**fields):
         _, r = stream(s, "/completion", {"prompt": "Once upon a time", "temperature": 0, "n_predict": 8, "stream": True, **fields})
         return [json.loads(line[6:]) for line in r.read().decode().split("\n\n") if line]
@@ -766,9 +771,10 @@ def test_llama_completion():
     assert len({p["id"] for p in many}) == 100 and many == sorted(many, key=lambda p: -p["logprob"]), many
     assert ask(temperature=-1, repeat_penalty=0)[2]["content"] == whole["content"]  # off
     only = ask(n_predict=0)[2]
-    assert only["content"] == "" and only["tokens_predicted"] == 0 and only["stop_type"] == "limit", only
+    assert only["content"] == "" and only["tokens_predicted"] == 0 and only["stop_type"] == "limit" and only["tokens_cached"] == only["tokens_evaluated"], only
     assert ask(n_predict=0, stream=True)[2].count('"stop":true') == 1
     several = ask(prompt=["Once", [1, 2, 3]], n_predict=2)[2]
+    assert several[0]["prompt"] == "Once" and several[1]["tokens_cached"] == 4, several
     assert [x["index"] for x in several] == [0, 1] and [x["tokens_evaluated"] for x in several] == [1, 3], several
     for field in ("n", "n_cmpl"):
         several = ask(temperature=1.5, seed=7, **{field: 3})[2]

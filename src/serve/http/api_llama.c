@@ -124,8 +124,22 @@ static void set_ids(json_t *entries, const struct answer *a, size_t from) {
     }
 }
 
-static size_t prompt_tokens(const struct answer *a) {
-    return a->ask->prompts[a->number / (size_t)a->ask->n].n;
+static const struct job_prompt *prompt_of(const struct answer *a) {
+    return &a->ask->prompts[a->number / (size_t)a->ask->n];
+}
+
+static json_t *prompt_json(const struct answer *a) {
+    struct buffer text = {0};
+    ask_decode(a->m, prompt_of(a)->tokens, prompt_of(a)->n, true, &text);
+    json_t *out = text.has_failed ? NULL : json_of_text(buffer_str(&text));
+    buffer_free(&text);
+    return out;
+}
+
+/* The context that was used: the last token of an answer was not processed. */
+static json_int_t context_tokens(const struct answer *a) {
+    uint32_t n_new = a->end ? a->end->report.n_new : 0;
+    return (json_int_t)(prompt_of(a)->n + (n_new > 0 ? n_new - 1 : 0));
 }
 
 /* What every object has; ids and log probabilities are those of the tokens from `from` on. Streams
@@ -138,7 +152,7 @@ static json_t *begin_object(const struct answer *a, struct str content, bool is_
         json_pack("{s:i, s:o, s:o, s:b, s:i, s:I, s:I}", "index", (int)a->number, "content",
                   json_of_text(content), "tokens", has_ids ? ids_json(a, from) : json_array(),
                   "stop", is_end, "id_slot", -1, "tokens_predicted", (json_int_t)a->n_tokens,
-                  "tokens_evaluated", (json_int_t)prompt_tokens(a));
+                  "tokens_evaluated", (json_int_t)prompt_of(a)->n);
     if (a->ask->n_top > 0 && from < a->n_said) {
         json_t *entries = openai_logprobs(a, from);
         set_ids(entries, a, from);
@@ -190,16 +204,20 @@ static json_t *end_object(const struct exchange *x, const struct answer *a, stru
                           size_t from) {
     const char *stop = answer_stop_text(a);
     json_t *out = begin_object(a, content, true, from);
+    bool has_newline = a->content.len > 0 && memchr(a->content.at, '\n', a->content.len);
     json_t *more =
-        json_pack("{s:o, s:b, s:s, s:s, s:I, s:o, s:o*}", "model",
-                  json_of_text(str_of(x->server->model.name)), "truncated", 0, "stop_type",
-                  stop_type(a, stop), "stopping_word", stop ? stop : "", "tokens_cached",
-                  (json_int_t)(a->end ? a->end->report.reuse.tokens : 0), "generation_settings",
-                  settings_json(&x->ask->sampling, a->number), "timings",
+        json_pack("{s:o, s:o, s:b, s:b, s:s, s:s, s:I, s:o, s:o*}", "model",
+                  json_of_text(str_of(x->server->model.name)), "prompt", prompt_json(a),
+                  "has_new_line", has_newline, "truncated", 0, "stop_type", stop_type(a, stop),
+                  "stopping_word", stop ? stop : "", "tokens_cached", context_tokens(a),
+                  "generation_settings", settings_json(&x->ask->sampling, a->number), "timings",
                   x->n_answers == 1 ? openai_timings(x) : NULL);
-    json_object_update(out, more);
+    bool is_whole = json_object_update(out, more) == 0;
     json_decref(more);
-    return only_named(a, out);
+    if (is_whole)
+        return only_named(a, out);
+    json_decref(out);
+    return NULL; /* memory ran out */
 }
 
 static void put(struct exchange *x, json_t *object) {
