@@ -1104,6 +1104,8 @@ def test_the_middle_of_a_text():
         assert begun["tokens_evaluated"] == i["tokens_evaluated"] + 1, begun
         written = s.request("POST", "/infill", {**between, "input_suffix": "<|im_end|>" + text["suffix"]})[2]  # plain text there
         assert written["tokens_evaluated"] > i["tokens_evaluated"] + 1, written
+        tag = s.request("POST", "/infill", {**between, "input_prefix": before + text["prompt"]})[2]  # user-defined in the file
+        assert tag["tokens_evaluated"] > i["tokens_evaluated"] + 1, tag
         status, _, body = s.request("POST", "/infill", {"input_prefix": 3})
         assert status == 400 and "input_prefix is a number, expected a string" in body["error"]["message"], body
         status, _, body = s.request("POST", "/v1/completions", {**text, "prompt": ["a", "b"]})

@@ -849,6 +849,22 @@ TEST(text_special_tokens) {
     tokenizer_close(t);
 }
 
+/* Tags that no text may contain, though the file says nothing of it. */
+TEST(text_tags_are_control_tokens) {
+    static const char with_tags[] = "{`added_tokens`:[" ADDED("3", "<fim_prefix>", "") "," ADDED(
+        "4", "</s>", "") "," ADDED("5", "<u>", "") "]," MODEL("`a`:0,`<`:1,`>`:2", "") "}";
+    struct tokenizer *t = NULL;
+    struct err err = {0};
+    if (load_json(&t, with_tags, &err) != SLUICE_OK)
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+    if (!t)
+        return;
+    EXPECT_STR(ids_of_z(t, "a<fim_prefix></s><u>", ENCODE_SPECIAL), "0 3 4 5");
+    EXPECT_STR(ids_of_z(t, "a<fim_prefix></s><u>", 0), "0 1 2 1 2 5");
+    EXPECT(tokenizer_is_end(t, 4) && !tokenizer_is_end(t, 3));
+    tokenizer_close(t);
+}
+
 TEST(text_folder_settings) {
     static const char folder[] =
         "{`tokenizer`:{`added_tokens`:[" ADDED("3", "<b>", ",`special`:true") "," ADDED(

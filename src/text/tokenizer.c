@@ -159,15 +159,31 @@ static const char *const end_texts[] = {
     "<|end|>",    "<end_of_turn>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
 };
 
-/* Only special tokens: in many vocabularies </s> is also ordinary text. */
-static void find_ends(struct tokenizer *t) {
+/* Those of fill-in-the-middle that do not end one. */
+static const char *const tag_texts[] = {
+    "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<fim_prefix>", "<fim_suffix>",
+    "<fim_middle>",   "<fim_pad>",      "<repo_name>",    "<reponame>",   "<file_sep>",
+};
+
+static bool is_among(struct str text, const char *const *texts, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (str_is(text, texts[i]))
+            return true;
+    return false;
+}
+
+/* Only special tokens: in many vocabularies </s> is also ordinary text. Some files have these as
+ * defined by the user, which any text could contain. */
+static void mark_tags(struct tokenizer *t) {
     for (int32_t i = 0; i < t->vocab.count; i++) {
-        const struct token *token = &t->vocab.tokens[i];
+        struct token *token = &t->vocab.tokens[i];
         if (token->type != TOKEN_CONTROL && token->type != TOKEN_USER)
             continue;
-        for (size_t k = 0; k < sizeof end_texts / sizeof *end_texts; k++)
-            if (str_is(token->text, end_texts[k]))
-                tokenizer_add_end(t, i);
+        bool is_end = is_among(token->text, end_texts, sizeof end_texts / sizeof *end_texts);
+        if (is_end)
+            tokenizer_add_end(t, i);
+        if (is_end || is_among(token->text, tag_texts, sizeof tag_texts / sizeof *tag_texts))
+            token->type = TOKEN_CONTROL;
     }
     tokenizer_add_end(t, t->eos);
 }
@@ -184,7 +200,7 @@ int tokenizer_finish(struct tokenizer *t, const struct merge_text *merges, size_
     if (status == SLUICE_OK)
         status = add_specials(t, err);
     if (status == SLUICE_OK)
-        find_ends(t);
+        mark_tags(t);
     return status;
 }
 
