@@ -30,6 +30,7 @@
 #endif
 
 atomic_ullong n_allocations; /* other tests look at it too */
+atomic_size_t failing_bytes; /* and set this: a malloc of just so many bytes fails; 0: none does */
 static __attribute__((unused)) atomic_ullong mapped_bytes;
 
 #ifndef IS_SANITIZED
@@ -39,7 +40,7 @@ void *__libc_realloc(void *, size_t);
 
 void *malloc(size_t n) {
     atomic_fetch_add(&n_allocations, 1);
-    return __libc_malloc(n);
+    return n > 0 && n == atomic_load(&failing_bytes) ? NULL : __libc_malloc(n);
 }
 
 void *calloc(size_t n, size_t size) {

@@ -175,6 +175,41 @@ static void pool_hidden(struct rig *r, struct watch *w, const struct job_prompt 
     run(r, w, NULL, 0);
 }
 
+extern atomic_size_t failing_bytes; /* sanitizers have their own allocators: there nothing fails */
+
+/* No token is handed out without the log probabilities that were asked for: the answer fails. */
+TEST(serve_worker_fails_when_memory_runs_out) {
+    enum { N_TOP = 77 };
+    for (int of_prompt = 0; of_prompt < 2; of_prompt++) {
+        struct job_logprobs *logprobs[6] = {NULL};
+        const struct job_prompt told = {prompt_tokens, 6, of_prompt ? logprobs : NULL};
+        const size_t bytes = sizeof **logprobs + N_TOP * sizeof *logprobs[0]->top;
+        void *volatile probe;
+        struct rig r;
+        struct watch w;
+        int32_t tokens[32];
+        if (!rig_open(&r))
+            return;
+        watch_begin(&w, 20);
+        w.job.prompts = &told;
+        w.job.n_top = N_TOP;
+        atomic_store(&failing_bytes, bytes);
+        probe = malloc(bytes);
+        bool fails = !probe;
+        free(probe);
+        uint32_t n = run(&r, &w, tokens, 32);
+        atomic_store(&failing_bytes, 0);
+        EXPECT_INT(n, fails ? 0 : 20);
+        EXPECT_INT(w.job.ends[0].report.end, fails ? SCHED_END_FAILED : SCHED_END_MAX_TOKENS);
+        EXPECT_INT(w.job.ends[0].report.status, fails ? SLUICE_ERR_MEMORY : SLUICE_OK);
+        EXPECT_STR(w.job.ends[0].error, fails ? "out of memory for a token" : "");
+        for (int i = 0; i < 6; i++)
+            free(logprobs[i]);
+        job_free(&w.job);
+        rig_close(&r);
+    }
+}
+
 TEST(serve_worker_pools_hidden_states) {
     int32_t tokens[40];
     const struct job_prompt prompts[] = {{.tokens = prompt_tokens, .n = 6},

@@ -24,6 +24,7 @@ struct job_choice {
     struct follow follow;
     struct sched_report before; /* its thinking was cut short: the report of the first part */
     bool has_gone_on;
+    bool lacks_memory; /* a token was not handed out */
 };
 
 struct worker {
@@ -180,18 +181,20 @@ struct run {
     uint64_t *id;           /* in the job's requests */
 };
 
-/* The token goes to the job's reader. */
+/* The token goes to the job's reader. False when memory ran out. */
 static bool tell(struct worker *w, struct job_choice *c, int32_t token, const float *logits) {
     struct job *job = c->job;
     struct job_event event = {.choice = c->number, .token = token};
-    if (job->n_top >= 0 && logits)
+    bool wants_logprobs = job->n_top >= 0 && logits;
+    if (wants_logprobs)
         event.logprobs = logprobs_of(w, logits, token, job->n_top);
     if (c->n_new > 0)
         histogram_add(&w->metrics->between_tokens, w->now - c->last);
     c->last = w->now;
-    bool is_told = append(job, event);
+    bool is_told = (event.logprobs || !wants_logprobs) && append(job, event);
     if (!is_told)
         free(event.logprobs);
+    c->lacks_memory |= !is_told;
     return is_told;
 }
 
@@ -204,7 +207,7 @@ static bool has_room_to_close(const struct worker *w, const struct job_choice *c
 
 static bool hand_out(struct worker *w, struct job_choice *c, int32_t token, const float *logits) {
     const struct job *job = c->job;
-    if (job->is_enough[c->number])
+    if (job->is_enough[c->number] || job->lacks_memory)
         return false;
     bool is_told = tell(w, c, token, logits);
     bool goes_on = follow(c, token);
@@ -240,13 +243,15 @@ static const uint32_t *on_keeps(void *user, uint32_t answer) {
 }
 
 /* Each is set once: a reader may have it when the prompt is processed a second time. */
-static void tell_prompt(struct worker *w, const struct job *job, const struct job_prompt *p,
+static void tell_prompt(struct worker *w, struct job *job, const struct job_prompt *p,
                         const struct sched_rows *rows) {
     for (uint32_t i = 0; i < rows->n; i++) {
         size_t next = (size_t)rows->first + i + 1;
-        if (next < p->n && !p->logprobs[next])
-            p->logprobs[next] =
-                logprobs_of(w, rows->logits + (size_t)i * w->n_logits, p->tokens[next], job->n_top);
+        if (next >= p->n || p->logprobs[next])
+            continue;
+        p->logprobs[next] =
+            logprobs_of(w, rows->logits + (size_t)i * w->n_logits, p->tokens[next], job->n_top);
+        job->lacks_memory |= !p->logprobs[next];
     }
 }
 
@@ -434,6 +439,12 @@ static void on_end(void *user, const struct sched_report *report) {
     struct err err = {0};
     bool goes_on = c->is_to_close && report->end == SCHED_END_STOPPED && !job->is_cancelled;
     count_prompt(run, report);
+    if ((c->lacks_memory || job->lacks_memory) && report->end != SCHED_END_FAILED) {
+        last.end = SCHED_END_FAILED;
+        last.status = SLUICE_ERR_MEMORY;
+        last.error = "out of memory for a token";
+        goes_on = false;
+    }
     if (goes_on && (last.status = go_on(w, c, run->prompt, report, &err))) {
         last.end = SCHED_END_FAILED;
         last.error = err.text;

@@ -41,7 +41,8 @@ enum { JOB_END = -1 };
 struct job_event {
     uint32_t choice;               /* answer i of prompt p is choice p * answers + i */
     int32_t token;                 /* JOB_END: the choice has ended, as `ends` says */
-    struct job_logprobs *logprobs; /* where wanted; the reader frees it */
+    struct job_logprobs *logprobs; /* where wanted; the reader frees it. NULL for what ends thinking
+                                    * over budget */
 };
 
 struct job_end {
@@ -102,6 +103,7 @@ struct job {
     uint32_t n_followed; /* answers with an open grammar: those of the prompts that run */
     struct matcher_budget budget; /* for the grammars of all its answers */
     bool is_touched;
+    bool lacks_memory; /* for log probabilities of its prompts */
 };
 
 void job_begin(struct job *job);

@@ -467,7 +467,7 @@ static const char *failure_of(const struct exchange *x) {
         return "the server is shutting down";
     for (uint32_t i = 0; i < x->n_answers; i++) {
         const struct answer *a = &x->answers[i];
-        if (a->has_failed)
+        if (a->has_failed || a->finish == FINISH_NOT_YET) /* its end was lost */
             return "out of memory for an answer";
         if (a->finish == FINISH_FAILED)
             return a->end->error;
