@@ -1152,6 +1152,22 @@ def test_infill_with_other_files():
         assert a["content"] == b["content"] and a["tokens_evaluated"] == len(ids), (a, b)
 
 
+def test_infill_of_an_editor():
+    """What llama.vim sends: the other files alone first, of which nothing is wanted but that they are cached; then the gap, at every key."""
+    tags = b"<|fim_prefix|>", b"<|fim_suffix|>", b"<|fim_middle|>", b"<|repo_name|>", b"<|file_sep|>"
+    files = [{"text": "One fox. " * 20, "time": 1.5, "filename": f"{i}.c"} for i in range(3)]
+    first = {"id_slot": 0, "input_prefix": "", "input_suffix": "", "input_extra": files, "prompt": "", "n_predict": 0, "temperature": 0.0, "stream": False,
+             "samplers": [], "cache_prompt": True, "t_max_prompt_ms": 1, "t_max_predict_ms": 1, "response_fields": [""]}
+    names = ["content", "truncated", "tokens_cached", *(f"timings/{of}_{what}" for of in ("prompt", "predicted") for what in ("n", "ms", "per_token_ms", "per_second"))]
+    with own("-m", model_with(TMP / "editor.gguf", *tags), "-c", 1024) as s:
+        assert s.request("POST", "/infill", first)[2] == {}
+        gap = {**first, "input_prefix": "A fox.\n" * 20, "input_suffix": "\nThe end." * 8, "n_predict": 16, "n_indent": 0, "top_k": 40, "top_p": 0.99,
+               "samplers": ["top_k", "top_p", "infill"], "t_max_predict_ms": 500, "stop": [], "response_fields": [*names, "timings/cache_n"]}
+        one, two = (s.request("POST", "/infill", {**gap, "prompt": prompt})[2] for prompt in ("Once", "Once upon"))
+        assert set(one) == set(gap["response_fields"]) and one["content"] and one["truncated"] is False, one
+        assert one["timings/cache_n"] > 150 and two["timings/prompt_n"] < 5 and one["tokens_cached"] > one["timings/cache_n"] + one["timings/prompt_n"], (one, two)
+
+
 def test_thinking():
     with own(*thinking_model()) as s:
         extra = {"thinking_budget": 6, **mouth("Hi.")}
