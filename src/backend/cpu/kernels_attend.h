@@ -70,14 +70,21 @@ struct attend_ahead {
     size_t step; /* to the next page; 0: the same line again, which costs nothing */
 };
 
+/* f16 keys of a tile that are put in order line by line: 32 values of the first positions of all
+ * parts, then of the second ones. */
+struct attend_turned {
+    const uint8_t *at; /* NULL: none */
+    uint8_t *to;
+    uint32_t vector;
+};
+
 /* Keys of whole tiles: how far it is from a vector of positions to the next, from four values to
  * the next four, and from a tile to the next. */
 struct attend_keys {
     const uint8_t *at;
     size_t vector, four, tile;
     struct attend_ahead *ahead; /* as many lines as f16 keys have are fetched; NULL: none */
-    const uint8_t *next;        /* these keys are put in order meanwhile, at `to`; NULL: none */
-    uint8_t *to;
+    struct attend_turned next;  /* put in order meanwhile; widths that are multiples of 32 */
 };
 
 /* Values of positions. */
@@ -188,21 +195,24 @@ static TARGET void attend_turn_keys(const struct attend_split *s, uint32_t begin
     }
 }
 
-/* Line k of the next tile: 32 values of the positions of a vector. Keys of `fours` fours, a
- * multiple of eight. */
-F32_INLINE void attend_turn_line(const struct attend_keys *keys, uint32_t k, uint32_t fours) {
-    const uint32_t v = k % 4, i = k / 4 * 32;
-    const size_t row = 8 * (size_t)fours;
-    const uint8_t *at = keys->next + v * row + 2 * i;
-    uint8_t *to = keys->to + (i + v) * 2 * LANES;
+/* The next line of the next tile: 32 values of the positions of a vector. `row`: of a key. */
+F32_INLINE void attend_turn_line(struct attend_turned *t, size_t row) {
     UNROLL for (size_t part = 0; part < ATTEND_PARTS; part++)
-        attend_soon(at + (part * 4 + ATTEND_BLOCK) * row);
-    UNROLL for (size_t j = 0; j < 32; j += LANES) V_TURN(at + 2 * j, 4 * row, to + j * 2 * LANES);
+        attend_soon(t->at + (part * 4 + ATTEND_BLOCK) * row);
+    UNROLL for (size_t j = 0; j < 32; j += LANES)
+        V_TURN(t->at + 2 * j, 4 * row, t->to + j * 2 * LANES);
+    t->at += row;
+    t->to += 2 * LANES;
+    if (++t->vector == 4) {
+        t->vector = 0;
+        t->at += 2 * 32 - 4 * row;
+        t->to += (32 - 4) * 2 * LANES;
+    }
 }
 #else
 #define attend_soon(p) ((void)(p))
 #define attend_fetch(a) ((void)(a))
-#define attend_turn_line(keys, k, fours) ((void)(k))
+#define attend_turn_line(t, row) ((void)(t), (void)(row))
 #endif
 
 static inline struct attend_ahead attend_ahead(const void *from, size_t bytes) {
@@ -229,14 +239,15 @@ F32_INLINE void attend_qk_tile(const struct attend_keys *keys, f32_load_fn *load
     VEC acc[2][4][ATTEND_F16_ROWS];
     const uint8_t *at = keys->at;
     struct attend_ahead ahead = keys->ahead ? *keys->ahead : (struct attend_ahead){0};
+    struct attend_turned next = keys->next;
     const size_t positions = (size_t)tiles * ATTEND_BLOCK;
     UNROLL for (int t = 0; t < tiles; t++) UNROLL for (int v = 0; v < 4; v++)
         UNROLL for (int q = 0; q < rows; q++) acc[t][v][q] = V_ZERO();
     for (uint32_t i = 0; i < fours; i++, at += keys->four, query += 4) {
         if (keys->ahead)
             attend_fetch_lines(&ahead, positions);
-        if (keys->next && i % 2 == 0)
-            attend_turn_line(keys, i / 2, fours);
+        if (next.at && i % 2 == 0)
+            attend_turn_line(&next, 8 * (size_t)fours);
         VEC key[2][4];
         UNROLL for (int t = 0; t < tiles; t++) UNROLL for (int v = 0; v < 4; v++) key[t][v] =
             load(at + (size_t)t * keys->tile + (size_t)v * keys->vector);
@@ -261,14 +272,15 @@ F32_INLINE void attend_qk_halves(const struct attend_keys *keys, f32_load_fn *lo
                                  const float *queries, int rows, uint32_t fours, float *out) {
     VEC pairs[2][ATTEND_F16_ROWS];
     struct attend_ahead ahead = keys->ahead ? *keys->ahead : (struct attend_ahead){0};
+    struct attend_turned next = keys->next;
     UNROLL for (int half = 0; half < 2; half++) {
         VEC acc[2][ATTEND_F16_ROWS];
         const uint8_t *at = keys->at + (size_t)(2 * half) * keys->vector;
         const float *query = queries;
         UNROLL for (int q = 0; q < rows; q++) acc[0][q] = acc[1][q] = V_ZERO();
         for (uint32_t i = 0; i < fours; i += 4) {
-            if (keys->next)
-                attend_turn_line(keys, ((uint32_t)half * fours + i) / 4, fours);
+            if (next.at)
+                attend_turn_line(&next, 8 * (size_t)fours);
             if (keys->ahead)
                 attend_fetch_lines(&ahead, 2 * ATTEND_BLOCK);
             UNROLL for (int j = 0; j < 4; j++, at += 4 * 2 * LANES) {
@@ -366,10 +378,12 @@ static TARGET void attend_qk_together(const struct attend_split *s, uint32_t fir
         uint8_t *both = (uint8_t *)s->tile;
         bool is_odd = p / ATTEND_BLOCK % 2;
         keys.at = both + is_odd * tile;
-        keys.to = both + !is_odd * tile;
         keys.ahead = &values;
-        keys.next =
-            p + ATTEND_BLOCK < n ? (const uint8_t *)s->keys + (p + ATTEND_BLOCK) * row : NULL;
+        if (p + ATTEND_BLOCK < n)
+            keys.next = (struct attend_turned){
+                .at = (const uint8_t *)s->keys + (p + ATTEND_BLOCK) * row,
+                .to = both + !is_odd * tile,
+            };
         for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
             rows = attend_rows(s->n_queries - q, ATTEND_F16_ROWS);
             const float *query = rows > ATTEND_ROWS ? together + (size_t)(q - first) * s->width
@@ -377,7 +391,7 @@ static TARGET void attend_qk_together(const struct attend_split *s, uint32_t fir
             attend_qk_f16[rows](&keys, query, stride, fours,
                                 s->qk + (size_t)q * ATTEND_POSITIONS + p);
             keys.ahead = NULL;
-            keys.next = NULL;
+            keys.next.at = NULL;
         }
     }
 }
