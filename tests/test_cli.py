@@ -302,7 +302,8 @@ def wrong_command_lines_exit_with_2():
     bad(2, "missing argument", "quantize", "a", "b")
     bad(2, "missing argument", "convert", "a")
     bad(2, "type is 'q9'", "quantize", "a", "b", "q9")
-    bad(2, "IQ2_XS can be read but not written", "quantize", "a", "b", "iq2_xs")
+    for name in "IQ2_XS", "IQ4_NL", "IQ4_XS", "MXFP4":
+        bad(2, f"{name} can be read but not written", "quantize", "a", "b", name.lower())
     bad(2, "IQ1_M can be read but not written", "convert", "a", "b", "--type", "iq1_m")
     bad(2, "--type is 'q9'", "convert", "a", "b", "--type", "q9")
     bad(2, "expected a whole number", "quantize", "a", "b", "q8_0", "-t", "two")

@@ -122,6 +122,7 @@ TEST(mixture_types_of_single_tensors) {
     struct str value = STR("blk.9.attn_v.weight");
     EXPECT_INT(mixture_type(mixture_find("q2_k"), &alone, value, 1024, 9), DT_Q3_K);
     EXPECT_INT(mixture_type(mixture_find("q2_k_s"), &alone, value, 1024, 9), DT_Q2_K);
+    EXPECT(mixture_find("q4_k") == mixture_find("Q4_K_M"));
     EXPECT(mixture_find("q4") == NULL);
     EXPECT(mixture_find("") == NULL);
 }

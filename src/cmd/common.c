@@ -13,6 +13,7 @@
 #include "file/folder.h"
 #include "file/gguf.h"
 #include "model/mixture.h"
+#include "quant/quant.h"
 
 #define SHIPPED_MODEL "stories-27m-q4_k_m.gguf"
 
@@ -268,13 +269,14 @@ int check_range(const char *verb, const char *option, int value, int min, int ma
 int find_written_type(const char *verb, const char *what, const char *name,
                       const struct mixture **out) {
     *out = mixture_find(name);
-    if (!*out)
-        return complain(EXIT_USAGE, "%s: %s is '%s', expected one of %s", verb, what, name,
-                        mixture_names());
-    if (!mixture_is_written(*out))
+    enum dtype type;
+    if (*out && mixture_is_written(*out))
+        return OPTS_GO_ON;
+    if (dtype_find(str_of(name), &type) && dtype_info(type)->decode)
         return complain(EXIT_USAGE, "%s: %s can be read but not written; expected one of %s", verb,
-                        mixture_name(*out), mixture_names());
-    return OPTS_GO_ON;
+                        dtype_name(type), mixture_names());
+    return complain(EXIT_USAGE, "%s: %s is '%s', expected one of %s", verb, what, name,
+                    mixture_names());
 }
 
 int compare_doubles(const void *a, const void *b) {

@@ -52,7 +52,14 @@ static const struct mixture mixtures[] = {
 };
 /* clang-format on */
 
+/* What llama-quantize takes for the _M of a format. */
+static const char *const without_size[][2] = {
+    {"Q3_K", "Q3_K_M"}, {"Q4_K", "Q4_K_M"}, {"Q5_K", "Q5_K_M"}};
+
 const struct mixture *mixture_find(const char *name) {
+    for (size_t i = 0; i < sizeof without_size / sizeof *without_size; i++)
+        if (strcasecmp(without_size[i][0], name) == 0)
+            name = without_size[i][1];
     for (size_t i = 0; i < sizeof mixtures / sizeof *mixtures; i++)
         if (strcasecmp(mixtures[i].name, name) == 0)
             return &mixtures[i];

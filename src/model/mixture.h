@@ -11,7 +11,7 @@
 
 struct mixture; /* a row of the table in mixture.c */
 
-/* By name, upper or lower case: "q4_k_m". NULL when there is none. */
+/* By name, upper or lower case: "q4_k_m"; "q4_k" is the same. NULL when there is none. */
 const struct mixture *mixture_find(const char *name);
 
 const char *mixture_name(const struct mixture *m);
