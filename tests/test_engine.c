@@ -670,7 +670,8 @@ TEST(engine_refuses_what_does_not_fit_and_says_what_would) {
     sluice_engine_close(engine);
     o.memory_limit = 1000;
     EXPECT_INT(sluice_engine_open(&engine, model, &o), SLUICE_ERR_MEMORY);
-    EXPECT(strstr(sluice_engine_error(engine), "no -c") != NULL);
+    EXPECT(strstr(sluice_engine_error(engine), "the weights alone do not fit") != NULL);
+    EXPECT(strstr(sluice_engine_error(engine), "--batch") == NULL); /* there is one sequence */
     sluice_engine_close(engine);
     sluice_model_close(model);
 }

@@ -89,12 +89,18 @@ int fit_check(const struct sluice_engine *e, const struct sluice_engine_options 
     if (fits(e, limit))
         return check_cache(e, limit, err);
     struct sluice_memory m = engine_memory_of(e, &e->predicted);
-    char advice[128];
+    uint64_t weights = m.weights + m.packed;
+    char advice[128], sequences[48] = "";
     find_advice(e, o, limit, advice, sizeof advice);
+    if (e->setup.n_seqs > 1)
+        snprintf(sequences, sizeof sequences, " with %u sequences (--batch)", e->setup.n_seqs);
     return err_set(err, SLUICE_ERR_MEMORY,
-                   "%s: a context of %u (-c) with %u sequences (--batch) needs %.3f GB, of which "
-                   "%.3f for weights, and %.3f are free; %s%s",
-                   e->model->model->path, e->setup.context, e->setup.n_seqs, (double)m.total / 1e9,
-                   (double)(m.weights + m.packed) / 1e9, (double)limit / 1e9,
-                   advice[0] ? "what would fit: " : "no -c, --kv or --batch would fit", advice);
+                   "%s: a context of %u (-c)%s needs %.3f GB, of which %.3f for weights, and %.3f "
+                   "are free; %s%s",
+                   e->model->model->path, e->setup.context, sequences, (double)m.total / 1e9,
+                   (double)weights / 1e9, (double)limit / 1e9,
+                   advice[0]         ? "what would fit: "
+                   : weights > limit ? "the weights alone do not fit"
+                                     : "no -c, --kv or --batch would fit",
+                   advice);
 }
