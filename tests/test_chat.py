@@ -539,7 +539,8 @@ def test_old_turns_are_dropped():
     assert len(out.splitlines()) == 10 and "(the context is full: the oldest turn" in err, err
     kept = roles(path)
     assert kept[0] == "system" and kept[1:] == ["user", "assistant"] * (len(kept) // 2) and 3 <= len(kept) < 13, kept
-    assert "(the context is full)" not in err
+    assert "(the context is full;" not in err
+    assert "(the context is full; -c makes it larger)" in good("--temp", 0, "-c", 32, stdin=b"Tell me a story.\n")[1]
 
 
 def test_an_answer_goes_on_when_old_turns_are_dropped():

@@ -217,7 +217,7 @@ def mistyped_words_get_the_nearest_right_one():
 @test
 def llama_cpp_names_are_answered():
     for word, answer in [("-ngl", "--backend"), ("--n-gpu-layers", "--backend"), ("--cache-type-k", "--kv"),
-                         ("-cnv", "sluice chat"), ("--no-mmap", "SLUICE_NO_MMAP"), ("-fa", "leave it out"), ("-co", "NO_COLOR"),
+                         ("-cnv", "sluice chat"), ("--no-mmap", "SLUICE_NO_MMAP"), ("-fa", "leave it out"), ("--mlock", "not locked"), ("-co", "NO_COLOR"),
                          ("-hf", "not downloaded"), ("--hf-repo", "not downloaded"), ("-e", "$'one\\ntwo'"), ("-sp", "leave it out"),
                          ("-tb", "-t N"), ("-mg", "--device"), ("--dry-multiplier", "no such sampler"), ("--mirostat", "no such sampler"),
                          ("--lora-scaled", "not supported"), ("-md", "--draft N"), ("--repeat-last-n", "whole text"), ("--gpu", "--backend")]:

@@ -422,9 +422,9 @@ static void print_text(json_t *facts) {
     printf("\ntypes\n");
     json_object_foreach(json_object_get(facts, "types"), name, row) {
         double values = (double)number(row, "values");
-        printf("  %-8s %5llu tensors %18s values %10s  %.4g bits a value\n", name,
-               (unsigned long long)number(row, "tensors"), human_count(number(row, "values")),
-               human_bytes(number(row, "bytes")),
+        printf("  %-8s %5llu tensor%s %18s values %10s  %.4g bits a value\n", name,
+               (unsigned long long)number(row, "tensors"), number(row, "tensors") == 1 ? " " : "s",
+               human_count(number(row, "values")), human_bytes(number(row, "bytes")),
                values > 0 ? 8 * (double)number(row, "bytes") / values : 0);
     }
     if (json_object_get(facts, "memory"))

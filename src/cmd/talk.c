@@ -162,7 +162,8 @@ static bool make_room(void *user, int *exit) {
 /* Reports why the answer ended, if that is not obvious; then the figures. */
 static int report(struct talk *t, const struct generate *g, const struct figures *figures) {
     if (g->end == GENERATE_CONTEXT_FULL)
-        say(SAY_NORMAL, "(the context is full%s)", t->stops_when_full ? "; /undo or /clear" : "");
+        say(SAY_NORMAL, "(the context is full; %s)",
+            t->stops_when_full ? "/undo or /clear" : "-c makes it larger");
     else if (g->end == GENERATE_LOOP)
         say(SAY_NORMAL, "(stopped: the same tokens over and over)");
     else if (g->end == GENERATE_MAX_TOKENS)
