@@ -553,6 +553,9 @@ def convert_equals_the_given_gguf():
                 for key in keys:
                     assert keys[key] == expected[key], f"{name}: {key}: {keys[key]}, expected {expected[key]}"
                 compared += 1
+                said = run("convert", REFERENCE / name, out, "--type", kind)[2]
+                sizes = re.findall(r"[\d.]+ [kM]?B\b", said)
+                assert len(sizes) == 2 and sizes[0] == sizes[1], said  # the file's, and that of the one it replaces
     assert compared >= 8, compared
 
 

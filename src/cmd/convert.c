@@ -24,7 +24,7 @@ struct job {
     struct gguf_writer *out;
     struct pool *pool;
     struct progress progress;
-    uint64_t done_bytes;
+    uint64_t done_bytes, file_bytes;
 };
 
 static uint64_t rows_of(const struct hub_tensor *t) {
@@ -101,7 +101,8 @@ static int write_tensors(struct job *j, struct err *err) {
         status = gguf_write_tensor(j->out, str_of(t->name), (enum dtype)j->types[i], t->dims,
                                    t->n_dims, err);
     }
-    progress_start(&j->progress, "convert", gguf_writer_size(j->out));
+    j->file_bytes = gguf_writer_size(j->out);
+    progress_start(&j->progress, "convert", j->file_bytes);
     for (uint32_t i = 0; !status && i < j->hub->n_tensors; i++) {
         struct source source = {j->hub, &j->hub->tensors[i]};
         status = recode_tensor(
@@ -168,7 +169,7 @@ static int convert(const char *from, const char *to, const struct mixture *mixtu
             write_file(&j, path, name ? name : name_of_folder(from, buffer, sizeof buffer), err);
     if (!status)
         say(SAY_NORMAL, "%s: %s, %s, %u tensors, %s, %.1f s%s%s", to, hub->arch->name,
-            mixture_name(j.mixture), hub->n_tensors, human_bytes(j.done_bytes),
+            mixture_name(j.mixture), hub->n_tensors, human_bytes(j.file_bytes),
             seconds_now() - started,
             hub->n_skipped ? " (a vision tower or draft block was left out)" : "", replaced);
     free(j.types);
