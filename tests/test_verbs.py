@@ -161,7 +161,7 @@ def test_ppl():
     other = json.loads(good("ppl", "-f", text, "--window", 32, "--json")[0])
     assert abs(other["nll"] - figures["nll"]) < 0.05, (other, figures)
     bad(1, "--window", "ppl", "-f", text, "--window", 4096)
-    bad(2, "--context is 31, expected 32", "ppl", "-f", text, "--window", 32, "-c", 31)
+    bad(2, "--context is 31, expected 32 (--window) or more", "ppl", "-f", text, "--window", 32, "-c", 31)
     good("ppl", "-f", text, "--window", 32, "-c", 32)
     bad(2, "-f", "ppl")
     bad(2, "--window", "ppl", "-f", text, "--window", 1)

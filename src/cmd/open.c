@@ -393,8 +393,9 @@ int common_check_windows(const char *verb, int window, int max, int context) {
     int exit = check_range(verb, "--window", window, 2, INT_MAX);
     if (exit == OPTS_GO_ON)
         exit = check_range(verb, "--windows", max, 0, INT_MAX);
-    if (exit == OPTS_GO_ON && context)
-        exit = check_range(verb, "--context", context, window, INT_MAX);
+    if (exit == OPTS_GO_ON && context && context < window)
+        exit = complain(EXIT_USAGE, "%s: --context is %d, expected %d (--window) or more", verb,
+                        context, window);
     return exit;
 }
 
