@@ -70,6 +70,12 @@ static bool take(struct generate *g, struct loop *loop, int32_t token, int *exit
         return end_by(g, GENERATE_MAX_TOKENS);
     if (!g->is_endless && loop_push(loop, token))
         return end_by(g, GENERATE_LOOP);
+    return true;
+}
+
+/* Between submissions: all tokens of the last one are part of the answer, as they are in the
+ * sequence, so that the next turn goes on from there. */
+static bool goes_on(struct generate *g) {
     return interrupt_asked() ? end_by(g, GENERATE_INTERRUPTED) : true;
 }
 
@@ -122,7 +128,9 @@ static int submit(struct drafting *d, struct generate *g) {
     size_t left = g->max_tokens - g->n_new;
     uint32_t steps = 0, rows = draft(d, g);
     double started = seconds_now();
+    interrupt_lets_finish(true);
     int status = common_burst(g->engine, left < UINT32_MAX ? (uint32_t)left : UINT32_MAX, &steps);
+    interrupt_lets_finish(false);
     if (!status && steps)
         pace_note(&d->pace, rows, (seconds_now() - started) / steps);
     return status;
@@ -165,9 +173,9 @@ int generate(struct generate *g) {
     g->end = GENERATE_MAX_TOKENS;
     drafting_open(&drafting, g);
     sluice_engine_counters(g->engine, &before);
-    bool goes_on = g->max_tokens > 0 && take(g, &loop, sluice_seq_token(g->seq), &exit);
-    while (goes_on)
-        goes_on = advance(g, &loop, &drafting, &exit);
+    bool has_more = g->max_tokens > 0 && take(g, &loop, sluice_seq_token(g->seq), &exit);
+    while (has_more && goes_on(g))
+        has_more = advance(g, &loop, &drafting, &exit);
     if (!exit)
         exit = show_token(g, SLUICE_TEXT_END);
     sluice_engine_counters(g->engine, &after);

@@ -8,7 +8,7 @@
 #include "cmd/faults.h"
 #include "cmd/say.h"
 
-static atomic_bool flag, loads, has_bar;
+static atomic_bool flag, lets_finish, has_cancelled, loads, has_bar;
 static _Atomic(sluice_engine *) running;
 
 /* While weights are loaded nothing polls the flag, and nothing has to be saved. */
@@ -26,10 +26,12 @@ static void handle(int number) {
     sluice_engine *engine = atomic_load(&running);
     if (number == SIGINT && atomic_load(&loads))
         end_loading();
-    if (number != SIGINT || !engine || atomic_exchange(&flag, true))
+    if (number != SIGINT || !engine || atomic_load(&has_cancelled))
         faults_end_by(number);
-    else
+    else if (atomic_exchange(&flag, true) || !atomic_load(&lets_finish)) {
+        atomic_store(&has_cancelled, true);
         sluice_engine_cancel(engine);
+    }
     errno = kept;
 }
 
@@ -55,6 +57,11 @@ const atomic_bool *interrupt_flag(void) {
     return &flag;
 }
 
+void interrupt_lets_finish(bool is_short) {
+    atomic_store(&lets_finish, is_short);
+}
+
 void interrupt_reset(void) {
     atomic_store(&flag, false);
+    atomic_store(&has_cancelled, false);
 }

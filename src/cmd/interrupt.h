@@ -4,7 +4,9 @@
  *     half-written stays.
  * (2) With an engine the first SIGINT only asks: the flag is raised and the engine's step ends
  *     early. Code that polls the flag stops, prints its figures and returns EXIT_INTERRUPTED.
- * (3) A second SIGINT before interrupt_reset ends the program as in (1).
+ *     Where steps are short, the first lets the step finish, and a second one ends it early: a step
+ *     that ends early costs a recurrent model its state.
+ * (3) One more before interrupt_reset ends the program as in (1).
  * (4) While a model loads a SIGINT ends the program at once, with a line and EXIT_INTERRUPTED. */
 #ifndef CMD_INTERRUPT_H
 #define CMD_INTERRUPT_H
@@ -22,6 +24,9 @@ void interrupt_install(sluice_engine *engine);
 
 /* A model loads from now on, or (false) does no longer. */
 void interrupt_while_loading(bool is_loading);
+
+/* Whether the steps from now on are short; see (2). */
+void interrupt_lets_finish(bool is_short);
 
 /* The flag, for those who poll it. Never NULL. */
 const atomic_bool *interrupt_flag(void);
