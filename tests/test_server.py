@@ -293,6 +293,28 @@ def test_logprobs_end_with_the_text():
         assert sum((e["choices"][0]["logprobs"]["content"] for e in events(r)), []) == told, stop
 
 
+def test_a_text_that_is_held_back_has_no_logprobs_yet():
+    """The first " t" gives the one before it free, and is then part of the stop text itself."""
+    s = server()
+    stop, format, tell = [" the end"], mouth(" the the end"), {"logprobs": True}
+    chat, text = {"messages": FOX, "stop": stop, **format}, {"prompt": "x", "stop": stop, "logprobs": 0, **format}
+    respond = {"input": "x", "stop": stop, "include": ["message.output_text.logprobs"], **format}
+    ollama_chat = {"messages": FOX, "grammar": format["grammar"], "options": {"stop": stop, "temperature": 0}, **tell}
+
+    def tokens(entries):
+        return [t["token"] for t in entries or []]
+
+    for path, body, of_whole, of_event in (
+            ("/v1/chat/completions", {**chat, **tell}, lambda r: tokens(r["choices"][0]["logprobs"]["content"]), lambda e: tokens(e["choices"][0]["logprobs"]["content"])),
+            ("/v1/completions", text, lambda r: r["choices"][0]["logprobs"]["tokens"], lambda e: e["choices"][0]["logprobs"]["tokens"]),
+            ("/v1/responses", respond, lambda r: tokens(r["output"][0]["content"][0]["logprobs"]), lambda e: tokens(e["logprobs"]) if e["type"].endswith("text.delta") else []),
+            ("/api/chat", ollama_chat, lambda r: tokens(r.get("logprobs")), lambda e: tokens(e.get("logprobs")))):
+        whole = of_whole(s.request("POST", path, {**body, "stream": False})[2])
+        streamed = s.request("POST", path, {**body, "stream": True})[2]
+        lines = [line.removeprefix("data: ") for line in streamed.splitlines() if line.startswith(("data: {", "{"))]
+        assert "".join(whole) == " the" and sum((of_event(json.loads(line)) for line in lines), []) == whole, (path, whole, streamed)
+
+
 def test_openai_logprobs():
     c = openai_client(server())
     args = dict(model="m", messages=FOX, max_tokens=6, temperature=0, logprobs=True, top_logprobs=3)

@@ -279,6 +279,13 @@ static bool is_thought(const struct answer *a, int32_t token) {
            (a->phase == PHASE_ENDS && !a->has_answered && n_spaces(its) == its.len);
 }
 
+/* A token whose text is held back may turn out to be part of a stop text, and is not told then. */
+static void show_tokens(struct answer *a) {
+    size_t length;
+    for (; a->n_shown < a->n_said && a->n_covered < a->n_given; a->n_covered += length)
+        sluice_token_text(a->m->model, a->said[a->n_shown++].token, &length);
+}
+
 static void push_text(struct answer *a, int32_t token) {
     bool thinks = is_thought(a, token);
     sluice_text *text = thinks ? a->thoughts : a->text;
@@ -286,6 +293,8 @@ static void push_text(struct answer *a, int32_t token) {
     size_t length;
     a->has_failed |= sluice_text_push(text, token, &at, &length) != SLUICE_OK;
     a->has_answered |= a->phase == PHASE_ENDS && !thinks;
+    a->n_given += thinks ? 0 : length;
+    show_tokens(a);
     take_text(a, (struct str){at, length});
     if (!thinks && a->phase == PHASE_THINKS) {
         /* text held back as the possible start of a stop text comes first */
@@ -298,6 +307,7 @@ static void push_text(struct answer *a, int32_t token) {
 static void cut_logprobs(struct answer *a, size_t n) {
     while (a->n_said > n)
         free(a->said[--a->n_said].logprobs);
+    a->n_shown = a->n_said;
 }
 
 /* Where a stop text begins in what was sampled after thinking, and which; false: nowhere. */
@@ -345,8 +355,10 @@ void answer_push(struct answer *a, int32_t token, struct job_logprobs *logprobs)
     push_text(a, marker ? SLUICE_TEXT_END : token);
     if (marker)
         take_text(a, str_of(marker));
-    if (a->phase == PHASE_THINKS)
+    if (a->phase == PHASE_THINKS) {
         cut_logprobs(a, 0);
+        a->n_given = a->n_covered = 0;
+    }
     if (was_thought || a->phase == PHASE_THINKS)
         a->n_thoughts = a->n_tokens;
     a->has_stopped = sluice_text_has_stopped(a->text) || a->is_limited;
@@ -367,6 +379,7 @@ static enum answer_finish finish_of(const struct answer *a, const struct job_end
 }
 
 void answer_end(struct answer *a, const struct job_end *end) {
+    a->n_shown = a->n_said;
     if (!a->has_stopped)
         push_text(a, SLUICE_TEXT_END);
     if (a->phase == PHASE_BEGINS)

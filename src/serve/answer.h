@@ -57,17 +57,19 @@ struct answer {
     size_t n_reasoning;        /* tokens of it */
     struct answer_token *said; /* those of the content, with log probabilities where wanted */
     size_t n_said, said_capacity;
+    size_t n_shown; /* of `said`: their text was handed out, or its beginning; all at the end */
     enum answer_finish finish;
     const struct job_end *end;
     bool has_stopped; /* by a stop text: the rest is not wanted */
     bool has_failed;  /* memory ran out */
-    size_t n_told;    /* of `said`, or `tokens`: already sent, by APIs that stream them */
+    size_t n_told;    /* of those, or of `tokens`: already sent, by APIs that stream them */
     bool is_echoed;   /* and its prompt is included */
 
     /* Private. */
     sluice_text *text, *thoughts; /* stop texts are looked for in the first alone */
     bool has_answered;            /* after thinking */
     size_t n_thoughts;            /* tokens up to the end of thinking */
+    size_t n_given, n_covered;    /* bytes of text handed out, and of the tokens shown */
     struct tool_parser *parser;
     struct buffer held;
     int phase;

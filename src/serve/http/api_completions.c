@@ -189,7 +189,7 @@ static json_t *logprobs_of(const struct answer *a, bool has_prompt, size_t from)
                              has_prompt ? 0 : offset_of(a, from)};
     for (size_t i = 0; has_prompt && i < p->n; i++)
         add_token(&to, a->m, p->tokens[i], p->logprobs[i]);
-    for (size_t i = from; i < a->n_said; i++)
+    for (size_t i = from; i < a->n_shown; i++)
         add_token(&to, a->m, a->said[i].token, a->said[i].logprobs);
     return json_pack("{s:o, s:o, s:o, s:o}", "tokens", to.tokens, "token_logprobs", to.values,
                      "top_logprobs", to.tops, "text_offset", to.offsets);
@@ -203,7 +203,7 @@ static void put_text(struct exchange *x, struct answer *a, struct str text) {
         add_echo(a, &all);
     buffer_add(&all, text.at, text.len);
     a->is_echoed = true;
-    a->n_told = a->n_said;
+    a->n_told = a->n_shown;
     openai_put_chunk(x, &text_chunk, a, "text", json_of_text(buffer_str(&all)), logprobs);
     buffer_free(&all);
 }

@@ -235,9 +235,9 @@ static json_t *logprob_entry(const struct ask_model *m, int32_t token, float log
                      bytes);
 }
 
-json_t *openai_logprobs(const struct answer *a, size_t from) {
+static json_t *logprobs_between(const struct answer *a, size_t from, size_t to) {
     json_t *content = json_array();
-    for (size_t i = from; i < a->n_said; i++) {
+    for (size_t i = from; i < to; i++) {
         const struct job_logprobs *l = a->said[i].logprobs;
         json_t *entry = logprob_entry(a->m, a->said[i].token, l->logprob), *top = json_array();
         for (uint32_t k = 0; k < l->n; k++)
@@ -248,11 +248,19 @@ json_t *openai_logprobs(const struct answer *a, size_t from) {
     return content;
 }
 
+json_t *openai_logprobs(const struct answer *a, size_t from) {
+    return logprobs_between(a, from, a->n_said);
+}
+
+json_t *openai_shown_logprobs(const struct answer *a, size_t from) {
+    return logprobs_between(a, from, a->n_shown);
+}
+
 /* null when none were asked for. */
 static json_t *chat_logprobs(const struct answer *a, size_t from) {
     return a->ask->n_top < 0
                ? json_null()
-               : json_pack("{s:o, s:n}", "content", openai_logprobs(a, from), "refusal");
+               : json_pack("{s:o, s:n}", "content", openai_shown_logprobs(a, from), "refusal");
 }
 
 static json_t *call_json(const struct answer_call *call) {
@@ -312,7 +320,7 @@ static const struct openai_chunk chat_chunk = {"chatcmpl-", "chat.completion.chu
 
 static void put_delta(struct exchange *x, struct answer *a, json_t *delta) {
     json_t *logprobs = chat_logprobs(a, a->n_told);
-    a->n_told = a->n_said;
+    a->n_told = a->n_shown;
     openai_put_chunk(x, &chat_chunk, a, "delta", delta, logprobs);
 }
 

@@ -549,7 +549,7 @@ static void put_item(struct exchange *x, const char *event, json_t *item) {
 }
 
 static json_t *logprobs_of(const struct answer *a, size_t from) {
-    return a->ask->n_top < 0 ? json_array() : openai_logprobs(a, from);
+    return a->ask->n_top < 0 ? json_array() : openai_shown_logprobs(a, from);
 }
 
 static json_t *part_json(const struct response *r, struct str text, json_t *logprobs) {
@@ -645,7 +645,7 @@ static void put_piece(struct exchange *x, struct answer *a, const struct piece *
     if (!thinks && x->ask->is_streamed)
         json_object_set_new(delta, "logprobs", logprobs_of(a, a->n_told));
     if (!thinks)
-        a->n_told = a->n_said;
+        a->n_told = a->n_shown;
     put(x, thinks ? "response.reasoning_text.delta" : "response.output_text.delta", delta);
 }
 
