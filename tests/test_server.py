@@ -605,6 +605,31 @@ def test_tools_for_templates_that_know_none():
 COUNTS_TOOLS = "{% if tools %}{{ tools | length }} tools\n{% endif %}{% for m in messages %}{{ m.content }}\n{% endfor %}"
 
 
+def test_numbers_of_calls_are_exact():
+    """To the last digit, in all APIs and where conversations are kept."""
+    s = server()
+    numbers = {"price": 0.1, "account": 1234567890.55, "place": 48.13715412345, "far": 1e300, "count": 123456789012345678}
+    call, parameters = {"name": "pay", "arguments": numbers}, {"type": "object", "properties": {"account": {"maximum": 1234567890.55}}}
+    body = {"messages": FOX, "max_tokens": 300, "grammar": "root ::= " + json.dumps(f"<tool_call>\n{json.dumps(call)}\n</tool_call>")}
+    plain, owned = [{"type": "function", "function": {"name": "pay", "parameters": parameters}}], [{"name": "pay", "input_schema": parameters}]
+    told = s.request("POST", "/v1/chat/completions", {**body, "tools": plain})[2]["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]
+    assert told == json.dumps(numbers, separators=(",", ":")).replace("1e+300", "1e300"), told
+    assert s.request("POST", "/v1/messages", {**body, "tools": owned})[2]["content"][0]["input"] == numbers
+    for is_streamed in False, True:
+        text = s.request("POST", "/api/chat", {**body, "tools": plain, "stream": is_streamed, "options": {"num_predict": 300}})[2]
+        lines = [json.loads(line) for line in text.splitlines()] if is_streamed else [text]
+        assert [c["function"]["arguments"] for line in lines for c in line["message"].get("tool_calls", [])] == [numbers], text
+    said = FOX + [{"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}]
+    kept = s.request("POST", "/v1/snapshots", {"id": "numbers", "messages": said, "tools": plain})[0], s.request("GET", "/v1/snapshots/numbers")[2]
+    assert kept[0] == 200 and kept[1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == numbers and kept[1]["tools"] == plain, kept
+    assert s.request("DELETE", "/v1/snapshots/numbers")[0] == 200
+    r = s.request("POST", "/v1/responses", {"input": "x", "max_output_tokens": 1, "metadata": numbers, "tools": [{"type": "function", **plain[0]["function"]}]})[2]
+    for told in r, s.request("GET", f"/v1/responses/{r['id']}")[2]:
+        assert told["metadata"] == numbers and told["tools"][0]["parameters"] == parameters, told
+    prompt = s.request("POST", "/apply-template", {"messages": said, "tools": plain})[2]["prompt"]
+    assert prompt.count("1234567890.55") == 2 and "48.13715412345" in prompt, prompt
+
+
 def test_many_tools():
     tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": {"type": "object", "properties": {"a": {"enum": [i]}}, "required": ["a"],
                                                                                 "additionalProperties": False}}} for i in range(150)]

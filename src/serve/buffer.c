@@ -13,6 +13,27 @@ bool buffer_printf(struct buffer *b, const char *format, ...) {
     return buffer_add(b, line, n < 0 ? 0 : (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
 }
 
+/* Digits that all numbers of a value need, and at least so many. */
+static int digits_of(const json_t *value, int digits) {
+    enum { MAX_DIGITS = 17 };
+    char text[32];
+    const char *key;
+    json_t *one;
+    size_t i;
+    json_array_foreach(value, i, one) digits = digits_of(one, digits);
+    json_object_foreach((json_t *)value, key, one) digits = digits_of(one, digits);
+    for (; json_is_real(value) && digits < MAX_DIGITS; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, json_real_value(value));
+        if (strtod(text, NULL) == json_real_value(value))
+            break;
+    }
+    return digits;
+}
+
+bool buffer_json_exact(struct buffer *b, json_t *value) {
+    return buffer_json_digits(b, value, digits_of(value, FLOAT_DIGITS));
+}
+
 json_t *json_of_float(float value) {
     char text[32];
     for (int digits = 1; digits <= 9; digits++) {

@@ -61,13 +61,24 @@ static inline int buffer_put_json(const char *at, size_t length, void *user) {
 }
 
 /* Appends a value on one line and releases it. NULL: memory ran out before. */
-static inline bool buffer_json(struct buffer *b, json_t *value) {
-    if (!value || json_dump_callback(value, buffer_put_json, b,
-                                     JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(9)))
+static inline bool buffer_json_digits(struct buffer *b, json_t *value, int digits) {
+    if (!value ||
+        json_dump_callback(value, buffer_put_json, b,
+                           JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION((size_t)digits)))
         b->has_failed = true;
     json_decref(value);
     return !b->has_failed;
 }
+
+enum { FLOAT_DIGITS = 9 }; /* all that our own numbers have: they are 32 bits */
+
+static inline bool buffer_json(struct buffer *b, json_t *value) {
+    return buffer_json_digits(b, value, FLOAT_DIGITS);
+}
+
+/* The same of a value that has numbers of a client or of the model's text: with all digits that
+ * they need. */
+bool buffer_json_exact(struct buffer *b, json_t *value);
 
 /* printf; at most 255 bytes of it. */
 __attribute__((format(printf, 2, 3))) bool buffer_printf(struct buffer *b, const char *format, ...);

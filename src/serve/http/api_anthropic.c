@@ -358,6 +358,7 @@ static const struct style anthropic_style = {
     .done = done,
     .fail = put_failure,
     .whole = whole,
+    .is_exact = true,
 };
 
 void anthropic_messages(struct exchange *x) {

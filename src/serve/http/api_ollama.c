@@ -178,7 +178,7 @@ static json_t *calls_json(const struct answer *a) {
 }
 
 static void put_line(struct exchange *x, json_t *line) {
-    buffer_json(&x->draft, line);
+    buffer_json_exact(&x->draft, line);
     buffer_puts(&x->draft, "\n");
 }
 
@@ -232,6 +232,7 @@ static const struct style chat_style = {
     .done = chat_done,
     .fail = put_failure,
     .whole = chat_whole,
+    .is_exact = true,
 };
 
 /* A request without messages or prompt only asks whether the model is loaded. */

@@ -222,7 +222,9 @@ json_t *openai_token_text(const struct ask_model *m, int32_t token, struct str *
 }
 
 json_t *openai_number(float logprob) {
-    return json_real(logprob > -9999.0f ? (double)logprob
+    char text[32];
+    snprintf(text, sizeof text, "%.*g", FLOAT_DIGITS, (double)logprob);
+    return json_real(logprob > -9999.0f ? strtod(text, NULL)
                                         : -9999.0); /* the API's value for never */
 }
 

@@ -62,7 +62,7 @@ static void keep(const struct exchange *x, const json_t *response, const struct 
     const char *id = json_string_value(json_object_get(response, "id"));
     struct buffer text = {0};
     json_array_append_new(r->turns, answer_message(a));
-    if (buffer_json(&text, json_pack("{s:O, s:O}", "response", response, "turns", r->turns)))
+    if (buffer_json_exact(&text, json_pack("{s:O, s:O}", "response", response, "turns", r->turns)))
         store_put(x->server->responses, hash128_of(id, strlen(id)), text.at, text.len);
     buffer_free(&text);
 }
@@ -77,7 +77,7 @@ void openai_response_get(struct exchange *x) {
     if (strcmp(x->query.stream, "true") == 0)
         exchange_refuse(x, 400, "stream", "stream is true, expected false: its events are over");
     else if (stored)
-        exchange_reply(x, 200, json_incref(json_object_get(stored, "response")));
+        exchange_reply_exact(x, 200, json_incref(json_object_get(stored, "response")));
     else
         refuse_unknown(x);
     json_decref(stored);
@@ -108,12 +108,14 @@ static void add_input(json_t *items, const char *response, const char *prefix, j
 static json_t *call_item(const json_t *call) {
     const json_t *function = json_object_get(call, "function");
     json_t *arguments = json_object_get(function, "arguments");
-    char *text = json_is_string(arguments) ? NULL : json_dumps(arguments, JSON_COMPACT);
+    struct buffer text = {0};
+    if (!json_is_string(arguments))
+        buffer_json_exact(&text, json_incref(arguments));
     json_t *item = json_pack("{s:s, s:s, s:O*, s:o*}", "type", "function_call", "call_id",
                              json_text_of(call, "id") ? json_text_of(call, "id") : "", "name",
                              json_object_get(function, "name"), "arguments",
-                             text ? json_string(text) : json_incref(arguments));
-    free(text);
+                             text.len ? json_of_text(buffer_str(&text)) : json_incref(arguments));
+    buffer_free(&text);
     return item;
 }
 
@@ -524,7 +526,7 @@ static void put(struct exchange *x, const char *event, json_t *data) {
         json_object_set_new(data, "type", json_string(event));
         json_object_set_new(data, "sequence_number", json_integer(r->sequence++));
         buffer_printf(&x->draft, "event: %s\ndata: ", event);
-        buffer_json(&x->draft, data);
+        buffer_json_exact(&x->draft, data);
         buffer_puts(&x->draft, "\n\n");
     } else {
         json_decref(data);
@@ -697,6 +699,7 @@ static const struct style response_style = {
     .fail = fail,
     .whole = whole,
     .has_all_pieces = true,
+    .is_exact = true,
 };
 
 /* NULL: already refused. */

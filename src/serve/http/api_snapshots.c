@@ -67,7 +67,7 @@ static json_t *find(const struct server *s, const char *id) {
 
 static int keep(const struct server *s, const char *id, const json_t *snapshot, struct err *err) {
     struct buffer text = {0};
-    int status = buffer_json(&text, json_incref((json_t *)snapshot))
+    int status = buffer_json_exact(&text, json_incref((json_t *)snapshot))
                      ? snapshots_put(s->snapshots, id, buffer_str(&text), err)
                      : err_memory(err, "a snapshot");
     buffer_free(&text);
@@ -164,7 +164,7 @@ void snapshot_get(struct exchange *x) {
     json_object_set(out, "messages", json_object_get(snapshot, "messages"));
     if (json_object_get(snapshot, "tools"))
         json_object_set(out, "tools", json_object_get(snapshot, "tools"));
-    exchange_reply(x, 200, out);
+    exchange_reply_exact(x, 200, out);
     json_decref(snapshot);
 }
 

@@ -98,14 +98,25 @@ void exchange_reply_text(struct exchange *x, int status, const char *type, struc
     pthread_mutex_unlock(&x->lock);
 }
 
-void exchange_reply(struct exchange *x, int status, json_t *body) {
-    struct buffer text = {0};
-    if (!buffer_json(&text, body)) {
-        text.len = 0;
+static void reply_json(struct exchange *x, int status, struct buffer *text) {
+    if (text->has_failed) {
+        text->len = 0;
         status = 500;
     }
-    exchange_reply_text(x, status, "application/json", buffer_str(&text));
-    buffer_free(&text);
+    exchange_reply_text(x, status, "application/json", buffer_str(text));
+    buffer_free(text);
+}
+
+void exchange_reply(struct exchange *x, int status, json_t *body) {
+    struct buffer text = {0};
+    buffer_json(&text, body);
+    reply_json(x, status, &text);
+}
+
+void exchange_reply_exact(struct exchange *x, int status, json_t *body) {
+    struct buffer text = {0};
+    buffer_json_exact(&text, body);
+    reply_json(x, status, &text);
 }
 
 void exchange_refuse(struct exchange *x, int status, const char *param, const char *format, ...) {
@@ -499,6 +510,8 @@ static void finish(struct exchange *x) {
             x->style->done(x);
     } else if (failure) {
         exchange_refuse(x, failure_code(x), NULL, "%s", failure);
+    } else if (x->style->is_exact) {
+        exchange_reply_exact(x, 200, x->style->whole(x));
     } else {
         exchange_reply(x, 200, x->style->whole(x));
     }

@@ -30,6 +30,7 @@ struct style {
     void (*fail)(struct exchange *x, const char *message); /* in a stream that has begun */
     json_t *(*whole)(struct exchange *x); /* the response when it is not streamed */
     bool has_all_pieces;                  /* `piece` is called for it, too */
+    bool is_exact; /* it has numbers of the client's or of the model's text: of tool calls */
 };
 
 enum reply { REPLY_NONE, REPLY_WHOLE, REPLY_STREAM };
@@ -98,7 +99,8 @@ struct exchange {
 
 /* ---- for handlers ------------------------------------------------------------------------- */
 
-void exchange_reply(struct exchange *x, int status, json_t *body); /* takes the body */
+void exchange_reply(struct exchange *x, int status, json_t *body);       /* takes the body */
+void exchange_reply_exact(struct exchange *x, int status, json_t *body); /* buffer_json_exact */
 void exchange_reply_text(struct exchange *x, int status, const char *type, struct str text);
 /* The API's own error; `param` is the wrong field, NULL: none. */
 void exchange_refuse(struct exchange *x, int status, const char *param, const char *format, ...)
