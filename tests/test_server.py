@@ -1076,6 +1076,20 @@ def test_responses_input_items():
     assert s.request("GET", "/v1/responses/resp_never/input_items")[0] == 404 and s.request("POST", path, {})[0] == 405
 
 
+def test_responses_tell_logprobs_of_the_text():
+    """Not those of a call between two texts, with either of them."""
+    call = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
+    body = {"input": "x", "tools": [TOOL], "include": ["message.output_text.logprobs"], **mouth(f"Hi.{call} Bye.")}
+    s = server()
+    r = s.request("POST", "/v1/responses", body)[2]
+    texts = [part for item in r["output"] if item["type"] == "message" for part in item["content"]]
+    assert [t["text"] for t in texts] == ["Hi.", " Bye."] == ["".join(t["token"] for t in part["logprobs"]) for part in texts], texts
+    lines = s.request("POST", "/v1/responses", {**body, "stream": True})[2].splitlines()
+    told = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    deltas = [t["token"] for e in told if e["type"] == "response.output_text.delta" for t in e["logprobs"]]
+    assert "".join(deltas) == "Hi. Bye.", deltas
+
+
 def test_responses_errors():
     s = server()
     for fields, words, param in (({}, "input is missing", "input"), ({"input": []}, "input is empty", "input"), ({"input": [3]}, "input[0] is a number", "input"),

@@ -237,7 +237,7 @@ static json_t *logprob_entry(const struct ask_model *m, int32_t token, float log
                      bytes);
 }
 
-static json_t *logprobs_between(const struct answer *a, size_t from, size_t to) {
+json_t *openai_logprobs_between(const struct answer *a, size_t from, size_t to) {
     json_t *content = json_array();
     for (size_t i = from; i < to; i++) {
         const struct job_logprobs *l = a->said[i].logprobs;
@@ -251,18 +251,14 @@ static json_t *logprobs_between(const struct answer *a, size_t from, size_t to) 
 }
 
 json_t *openai_logprobs(const struct answer *a, size_t from) {
-    return logprobs_between(a, from, a->n_said);
-}
-
-json_t *openai_shown_logprobs(const struct answer *a, size_t from) {
-    return logprobs_between(a, from, a->n_shown);
+    return openai_logprobs_between(a, from, a->n_said);
 }
 
 /* null when none were asked for. */
 static json_t *chat_logprobs(const struct answer *a, size_t from) {
-    return a->ask->n_top < 0
-               ? json_null()
-               : json_pack("{s:o, s:n}", "content", openai_shown_logprobs(a, from), "refusal");
+    return a->ask->n_top < 0 ? json_null()
+                             : json_pack("{s:o, s:n}", "content",
+                                         openai_logprobs_between(a, from, a->n_shown), "refusal");
 }
 
 static json_t *call_json(const struct answer_call *call) {

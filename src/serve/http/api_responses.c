@@ -550,8 +550,8 @@ static void put_item(struct exchange *x, const char *event, json_t *item) {
         json_pack("{s:i, s:o}", "output_index", output_index(response_of(x)), "item", item));
 }
 
-static json_t *logprobs_of(const struct answer *a, size_t from) {
-    return a->ask->n_top < 0 ? json_array() : openai_shown_logprobs(a, from);
+static json_t *logprobs_of(const struct answer *a, size_t from, size_t to) {
+    return a->ask->n_top < 0 ? json_array() : openai_logprobs_between(a, from, to);
 }
 
 static json_t *part_json(const struct response *r, struct str text, json_t *logprobs) {
@@ -588,7 +588,7 @@ static void end_item(struct exchange *x, const struct answer *a, const char *sta
     if (r->open == NO_ITEM)
         return;
     struct str text = buffer_str(&r->text);
-    json_t *logprobs = logprobs_of(a, r->first_said);
+    json_t *logprobs = logprobs_of(a, r->first_said, a->n_told);
     json_t *part = part_json(r, text, logprobs), *item = item_json(r, status, json_incref(part));
     if (x->ask->is_streamed) {
         bool thinks = r->open == ITEM_REASONING;
@@ -632,6 +632,7 @@ static void put_piece(struct exchange *x, struct answer *a, const struct piece *
     if (piece->kind == PIECE_CALL) {
         end_item(x, a, "completed");
         add_call_item(x, piece->call);
+        a->n_told = a->n_shown; /* the call's own tokens are of no text */
         return;
     }
     bool thinks = piece->kind == PIECE_REASONING;
@@ -645,7 +646,7 @@ static void put_piece(struct exchange *x, struct answer *a, const struct piece *
         json_pack("{s:s, s:i, s:i, s:o}", "item_id", r->id, "output_index", output_index(r),
                   "content_index", 0, "delta", json_of_text(piece->text));
     if (!thinks && x->ask->is_streamed)
-        json_object_set_new(delta, "logprobs", logprobs_of(a, a->n_told));
+        json_object_set_new(delta, "logprobs", logprobs_of(a, a->n_told, a->n_shown));
     if (!thinks)
         a->n_told = a->n_shown;
     put(x, thinks ? "response.reasoning_text.delta" : "response.output_text.delta", delta);
@@ -666,6 +667,7 @@ static json_t *whole(struct exchange *x) {
     const char *status = is_short ? "incomplete" : "completed";
     if (r->open == NO_ITEM && output_index(r) == 0)
         begin_item(x, a, ITEM_MESSAGE); /* an empty answer */
+    a->n_told = a->n_shown;
     end_item(x, a, a->finish == FINISH_CUT ? "incomplete" : status);
     if (a->finish == FINISH_CUT)
         return failed_json(x, "the server ended before the answer did");

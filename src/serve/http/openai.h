@@ -29,8 +29,7 @@ json_t *openai_token_text(const struct ask_model *m, int32_t token, struct str *
 json_t *openai_number(float logprob);
 /* The content's tokens from `from` on, an array. */
 json_t *openai_logprobs(const struct answer *a, size_t from);
-/* The same of those that go with the text so far. */
-json_t *openai_shown_logprobs(const struct answer *a, size_t from);
+json_t *openai_logprobs_between(const struct answer *a, size_t from, size_t to);
 
 /* What chunks of a stream begin with. */
 struct openai_chunk {
