@@ -2300,6 +2300,58 @@ def test_memory_that_runs_out():
         assert found > {429}, found
 
 
+FAILING = r"""
+#include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
+static atomic_long left; /* allocations until the one that fails; 0: none does */
+static int fails(void) { return atomic_load(&left) > 0 && atomic_fetch_sub(&left, 1) == 1; }
+static void arm(int number) {
+    char text[16] = "";
+    int fd = open(getenv("FAIL_AT"), O_RDONLY);
+    (void)number;
+    if (read(fd, text, sizeof text - 1) > 0)
+        atomic_store(&left, atol(text));
+    close(fd);
+}
+__attribute__((constructor)) static void begin(void) { signal(SIGUSR1, arm); }
+void *malloc(size_t n) { return fails() ? NULL : __libc_malloc(n); }
+void *calloc(size_t n, size_t bytes) { return fails() ? NULL : __libc_calloc(n, bytes); }
+void *realloc(void *at, size_t n) { return fails() ? NULL : __libc_realloc(at, n); }
+"""
+
+
+def test_allocations_that_fail():
+    """Each of a request's in turn, in every API: it may be refused, and the server goes on."""
+    if IS_SANITIZED:
+        raise Skip("a sanitizer has its own allocator")
+    library, at = TMP / "failing.so", TMP / "fail_at"
+    built = subprocess.run([*os.environ.get("CC", "cc").split(), "-shared", "-fPIC", "-O1", "-o", library, "-x", "c", "-"], input=FAILING.encode())
+    if built.returncode:
+        raise Skip("no compiler")
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    with own("-m", "synth:qwen35-tiny:q4_k_m", "--chat-template", template, "-c", 256, "-t", 1, LD_PRELOAD=str(library), FAIL_AT=str(at)) as s:
+        s.chat()
+        for path, body in ((CHAT, {"messages": FOX, "n": 2, "logprobs": True, "stop": ["zz"]}), (CHAT, {"messages": FOX, "stream": True, "grammar": "root ::= [ab]"}),
+                           ("/v1/responses", {"input": "x", "max_output_tokens": 2}), ("/v1/messages", {"messages": FOX, "system": "x", "stream": True}),
+                           ("/api/chat", {"messages": FOX, "options": {"num_predict": 2}}), ("/v1/completions", {"prompt": ["a", [5, 6]], "echo": True, "logprobs": 1})):
+            text = json.dumps({"max_tokens": 2, **body}).encode()
+            for number in range(1, 100):
+                at.write_text(str(number))
+                s.process.send_signal(signal.SIGUSR1)
+                got = s.raw_or_none(head % (path.encode(), len(text)) + text)  # b"": the connection was closed
+                assert s.process.poll() is None and re.match(rb"HTTP/1.1 (200|400|429|500) |$", got), (path, number, got, s.text())
+        at.write_text("0")
+        s.process.send_signal(signal.SIGUSR1)
+        s.wait_until_idle()
+        s.wait_for("requests_active", 1)  # the one that asks
+        assert s.chat(ignore_eos=True)["usage"]["completion_tokens"] == 8
+
+
 def test_descriptors_are_enough_for_the_connections():
     """More are taken where the process may have them; else there are fewer connections, and nobody finds that descriptors have run out."""
     most = lambda s: int(re.search(r"Max open files +(\d+)", Path(f"/proc/{s.process.pid}/limits").read_text())[1])

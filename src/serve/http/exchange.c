@@ -372,6 +372,8 @@ bool exchange_encode(struct exchange *x, struct ask *ask, struct fields *f) {
         snapshot_begin(s, ask, f);
     if (!f->wrong && ask->messages)
         status = ask_encode(ask, &s->model, s->replay, &err);
+    if (!f->wrong && !status && ask->n_prompts == 0) /* there were no messages for want of memory */
+        status = err_memory(&err, "a request");
     x->is_long |= json_array_size(ask->messages) > 4096;
     if (f->wrong)
         exchange_refuse_field(x, f);

@@ -204,10 +204,9 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
     struct exchange *x = has_long_uri ? NULL : *context;
     (void)version;
     if (!x) {
-        x = exchange_open(user, connection, method, url);
+        x = *context = exchange_open(user, connection, method, url);
         if (!x || !x->path)
             return MHD_NO;
-        *context = x;
         x->has_long_uri = has_long_uri;
         x->peer = peer_of(connection);
         x->is_handled = !admit(x);
