@@ -308,6 +308,7 @@ def test_a_text_that_is_held_back_has_no_logprobs_yet():
             ("/v1/chat/completions", {**chat, **tell}, lambda r: tokens(r["choices"][0]["logprobs"]["content"]), lambda e: tokens(e["choices"][0]["logprobs"]["content"])),
             ("/v1/completions", text, lambda r: r["choices"][0]["logprobs"]["tokens"], lambda e: e["choices"][0]["logprobs"]["tokens"]),
             ("/v1/responses", respond, lambda r: tokens(r["output"][0]["content"][0]["logprobs"]), lambda e: tokens(e["logprobs"]) if e["type"].endswith("text.delta") else []),
+            ("/completion", {"prompt": "x", "stop": stop, "n_probs": 1, **format}, lambda r: tokens(r["completion_probabilities"]), lambda e: tokens(e.get("completion_probabilities"))),
             ("/api/chat", ollama_chat, lambda r: tokens(r.get("logprobs")), lambda e: tokens(e.get("logprobs")))):
         whole = of_whole(s.request("POST", path, {**body, "stream": False})[2])
         streamed = s.request("POST", path, {**body, "stream": True})[2]
@@ -859,7 +860,8 @@ def test_llama_completion_of_lines():
         _, r = stream(s, "/completion", {**body, "stream": True})
         chunks = [json.loads(line[6:]) for line in r.read().decode().split("\n\n") if line]
         assert "".join(c["content"] for c in chunks) == whole["content"] and chunks[-1]["stop_type"] == whole["stop_type"], (whole, chunks)
-        assert "".join(p["token"] for p in whole["completion_probabilities"]).startswith(whole["content"]), whole
+        of_chunks = sum((c.get("completion_probabilities", []) for c in chunks), [])
+        assert "".join(p["token"] for p in of_chunks).startswith(whole["content"]) and of_chunks == whole["completion_probabilities"], (whole, chunks)
         return whole["content"], whole["stop_type"]
 
     words = "a\n  b\n\t c\n d\n  e"

@@ -62,8 +62,9 @@ struct answer {
     const struct job_end *end;
     bool has_stopped; /* by a stop text: the rest is not wanted */
     bool has_failed;  /* memory ran out */
-    size_t n_told;    /* of those, or of `tokens`: already sent, by APIs that stream them */
-    bool is_echoed;   /* and its prompt is included */
+    size_t n_told,
+        n_told_ids; /* of those, and of `tokens`: already sent, by APIs that stream them */
+    bool is_echoed; /* and its prompt is included */
 
     /* Private. */
     sluice_text *text, *thoughts; /* stop texts are looked for in the first alone */

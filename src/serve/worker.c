@@ -159,8 +159,10 @@ static bool spend_thought(struct job_choice *c, int32_t token) {
     if (c->n_new >= c->capacity) {
         uint32_t capacity = 2 * c->capacity + 64;
         int32_t *more = realloc(c->tokens, capacity * sizeof *more);
-        if (!more)
-            return false; /* no limit then */
+        if (!more) {
+            c->lacks_memory = true;
+            return false;
+        }
         c->tokens = more;
         c->capacity = capacity;
     }
@@ -214,7 +216,7 @@ static bool hand_out(struct worker *w, struct job_choice *c, int32_t token, cons
     bool is_used_up = has_budget(job) && spend_thought(c, token);
     c->n_new++;
     c->is_to_close = is_used_up && has_room_to_close(w, c);
-    return is_told && goes_on && !c->is_to_close;
+    return is_told && goes_on && !c->is_to_close && !c->lacks_memory;
 }
 
 static struct job_choice *choice_of(struct run *run, uint32_t answer) {

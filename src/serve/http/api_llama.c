@@ -142,23 +142,27 @@ static json_int_t context_tokens(const struct answer *a) {
     return (json_int_t)(prompt_of(a)->n + (n_new > 0 ? n_new - 1 : 0));
 }
 
-/* What every object has; ids and log probabilities are those of the tokens from `from` on. Streams
- * have ids unasked. A stop text's tokens have ids, but no log probabilities: `from` may be beyond
- * n_said. */
-static json_t *begin_object(const struct answer *a, struct str content, bool is_end, size_t from) {
+/* What every object has. A stream's ids, which it has unasked, and log probabilities are those that
+ * no object had before; a stop text's tokens have ids, but no log probabilities. */
+static json_t *begin_object(const struct answer *a, struct str content, bool is_end) {
     bool has_ids =
         a->ask->is_streamed || json_is_true(json_object_get(a->ask->root, "return_tokens"));
-    json_t *out =
-        json_pack("{s:i, s:o, s:o, s:b, s:i, s:I, s:I}", "index", (int)a->number, "content",
-                  json_of_text(content), "tokens", has_ids ? ids_json(a, from) : json_array(),
-                  "stop", is_end, "id_slot", -1, "tokens_predicted", (json_int_t)a->n_tokens,
-                  "tokens_evaluated", (json_int_t)prompt_of(a)->n);
-    if (a->ask->n_top > 0 && from < a->n_said) {
-        json_t *entries = openai_logprobs(a, from);
-        set_ids(entries, a, from);
+    json_t *out = json_pack("{s:i, s:o, s:o, s:b, s:i, s:I, s:I}", "index", (int)a->number,
+                            "content", json_of_text(content), "tokens",
+                            has_ids ? ids_json(a, a->n_told_ids) : json_array(), "stop", is_end,
+                            "id_slot", -1, "tokens_predicted", (json_int_t)a->n_tokens,
+                            "tokens_evaluated", (json_int_t)prompt_of(a)->n);
+    if (a->ask->n_top > 0 && a->n_told < a->n_shown) {
+        json_t *entries = openai_logprobs_between(a, a->n_told, a->n_shown);
+        set_ids(entries, a, a->n_told);
         json_object_set_new(out, "completion_probabilities", entries);
     }
     return out;
+}
+
+static void count_told(struct answer *a) {
+    a->n_told_ids = a->n_tokens;
+    a->n_told = a->n_shown;
 }
 
 static const char *stop_type(const struct answer *a, const char *stop) {
@@ -200,10 +204,9 @@ static json_t *only_named(const struct answer *a, json_t *object) {
 }
 
 /* The last object of a stream, or the only one. */
-static json_t *end_object(const struct exchange *x, const struct answer *a, struct str content,
-                          size_t from) {
+static json_t *end_object(const struct exchange *x, const struct answer *a, struct str content) {
     const char *stop = answer_stop_text(a);
-    json_t *out = begin_object(a, content, true, from);
+    json_t *out = begin_object(a, content, true);
     bool has_newline = a->content.len > 0 && memchr(a->content.at, '\n', a->content.len);
     json_t *more =
         json_pack("{s:o, s:o, s:b, s:b, s:s, s:s, s:I, s:o, s:o*}", "model",
@@ -227,13 +230,13 @@ static void put(struct exchange *x, json_t *object) {
 }
 
 static void completion_piece(struct exchange *x, struct answer *a, const struct piece *piece) {
-    put(x, begin_object(a, piece->text, false, a->n_told));
-    a->n_told = a->n_tokens;
+    put(x, begin_object(a, piece->text, false));
+    count_told(a);
 }
 
 static void completion_end(struct exchange *x, struct answer *a) {
-    put(x, end_object(x, a, STR(""), a->n_told));
-    a->n_told = a->n_tokens;
+    put(x, end_object(x, a, STR("")));
+    count_told(a);
 }
 
 static void completion_fail(struct exchange *x, const char *message) {
@@ -244,7 +247,7 @@ static json_t *completion_whole(struct exchange *x) {
     json_t *out = json_array();
     for (uint32_t i = 0; i < x->n_answers; i++) {
         const struct answer *a = &x->answers[i];
-        json_array_append_new(out, end_object(x, a, buffer_str(&a->content), 0));
+        json_array_append_new(out, end_object(x, a, buffer_str(&a->content)));
     }
     if (x->n_answers > 1)
         return out;
