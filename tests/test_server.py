@@ -2326,17 +2326,22 @@ void *realloc(void *at, size_t n) { return fails() ? NULL : __libc_realloc(at, n
 """
 
 
+def preloaded(name, text):
+    """A library that takes the place of functions of libc."""
+    library = TMP / name
+    if subprocess.run([*os.environ.get("CC", "cc").split(), "-shared", "-fPIC", "-O1", "-o", library, "-x", "c", "-"], input=text.encode()).returncode:
+        raise Skip("no compiler")
+    return str(library)
+
+
 def test_allocations_that_fail():
     """Each of a request's in turn, in every API: it may be refused, and the server goes on."""
     if IS_SANITIZED:
         raise Skip("a sanitizer has its own allocator")
-    library, at = TMP / "failing.so", TMP / "fail_at"
-    built = subprocess.run([*os.environ.get("CC", "cc").split(), "-shared", "-fPIC", "-O1", "-o", library, "-x", "c", "-"], input=FAILING.encode())
-    if built.returncode:
-        raise Skip("no compiler")
+    library, at = preloaded("failing.so", FAILING), TMP / "fail_at"
     head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    with own("-m", "synth:qwen35-tiny:q4_k_m", "--chat-template", template, "-c", 256, "-t", 1, LD_PRELOAD=str(library), FAIL_AT=str(at)) as s:
+    with own("-m", "synth:qwen35-tiny:q4_k_m", "--chat-template", template, "-c", 256, "-t", 1, LD_PRELOAD=library, FAIL_AT=str(at)) as s:
         s.chat()
         for path, body in ((CHAT, {"messages": FOX, "n": 2, "logprobs": True, "stop": ["zz"]}), (CHAT, {"messages": FOX, "stream": True, "grammar": "root ::= [ab]"}),
                            ("/v1/responses", {"input": "x", "max_output_tokens": 2}), ("/v1/messages", {"messages": FOX, "system": "x", "stream": True}),
@@ -2352,6 +2357,34 @@ def test_allocations_that_fail():
         s.wait_until_idle()
         s.wait_for("requests_active", 1)  # the one that asks
         assert s.chat(ignore_eos=True)["usage"]["completion_tokens"] == 8
+
+
+GONE = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+static int times; /* a listening socket was not in the set: another thread had taken it out */
+int epoll_ctl(int set, int op, int fd, struct epoll_event *event) {
+    int (*real)(int, int, int, struct epoll_event *) = (int (*)(int, int, int, struct epoll_event *))dlsym(RTLD_NEXT, "epoll_ctl");
+    int listens = 0;
+    socklen_t size = sizeof listens;
+    if (op == EPOLL_CTL_DEL && !getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) && listens && times++ < 2) {
+        errno = ENOENT;
+        return -1;
+    }
+    return real(set, op, fd, event);
+}
+"""
+
+
+def test_shutdown_while_a_thread_stops_listening():
+    """libmicrohttpd 0.9.75 ends the program when one of its threads was faster."""
+    if IS_SANITIZED:
+        raise Skip("the sanitizer must be loaded first")
+    with own("-c", 256, LD_PRELOAD=preloaded("gone.so", GONE)) as s:
+        s.chat()
 
 
 def test_descriptors_are_enough_for_the_connections():

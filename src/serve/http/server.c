@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/resource.h>
@@ -487,15 +488,40 @@ int server_requests(const struct server *s) {
     return s->metrics.exchanges;
 }
 
+/* libmicrohttpd 0.9.75 takes the listening socket out of each thread's epoll set in two places: in
+ * MHD_quiesce_daemon and in the thread itself, which may have seen that it is to stop. The first
+ * ends the program if the other was faster, with no lock held: it is tried again then. */
+static _Thread_local jmp_buf *quiescing;
+
+static void on_panic(void *user, const char *file, unsigned line, const char *why) {
+    (void)user;
+    if (quiescing && errno == ENOENT)
+        longjmp(*quiescing, 1);
+    fprintf(stderr, "sluice: error in libmicrohttpd, %s:%u: %s\n", file, line, why ? why : "");
+    abort();
+}
+
+/* No new connections from now on. */
+static void stop_listening(struct server *s) {
+    const struct timespec nap = {.tv_nsec = 1000 * 1000};
+    jmp_buf again;
+    MHD_set_panic_func(on_panic, NULL);
+    if (setjmp(again))
+        nanosleep(&nap, NULL);
+    quiescing = &again;
+    MHD_quiesce_daemon(s->daemon);
+    quiescing = NULL;
+    nanosleep(&nap, NULL); /* a thread may be about to take it out, too */
+    close(s->listener);
+    s->listener = -1;
+}
+
 void server_drain(struct server *s, double seconds) {
     const struct timespec nap = {.tv_nsec = 10 * 1000 * 1000};
     double end = seconds_now() + seconds;
     s->is_draining = true;
-    if (s->daemon && s->listener >= 0) {
-        MHD_quiesce_daemon(s->daemon);
-        close(s->listener);
-        s->listener = -1;
-    }
+    if (s->daemon && s->listener >= 0)
+        stop_listening(s);
     while (s->metrics.exchanges > 0 && seconds_now() < end)
         nanosleep(&nap, NULL);
 }
