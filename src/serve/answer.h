@@ -60,11 +60,11 @@ struct answer {
     size_t n_shown; /* of `said`: their text was handed out, or its beginning; all at the end */
     enum answer_finish finish;
     const struct job_end *end;
-    bool has_stopped; /* by a stop text: the rest is not wanted */
-    bool has_failed;  /* memory ran out */
-    size_t n_told,
-        n_told_ids; /* of those, and of `tokens`: already sent, by APIs that stream them */
-    bool is_echoed; /* and its prompt is included */
+    bool has_stopped;  /* by a stop text: the rest is not wanted */
+    bool has_failed;   /* memory ran out */
+    size_t n_told;     /* of those shown: already sent, by APIs that stream them */
+    size_t n_told_ids; /* of `tokens`, likewise */
+    bool is_echoed;    /* and its prompt is included */
 
     /* Private. */
     sluice_text *text, *thoughts; /* stop texts are looked for in the first alone */
