@@ -274,6 +274,29 @@ static void check_tap(struct checker *c, const struct op_tap *t) {
     want(c, "out", &t->out, DT_F32, DIMS(t->x.dims[0], c->plan->max_outputs));
 }
 
+static void check_join(struct checker *c, const struct op_join *j) {
+    uint32_t rows = c->plan->max_rows, width = j->embed.dims[0];
+    want(c, "embed", &j->embed, DT_F32, DIMS(width, rows));
+    may_have(c, "x", &j->x, DT_F32, DIMS(width, rows));
+    if (j->x.n_dims)
+        want(c, "norm", &j->norm, DT_F32, DIMS(width));
+    want(c, "embed_norm", &j->embed_norm, DT_F32, DIMS(width));
+    want(c, "state_norm", &j->state_norm, DT_F32, DIMS(width));
+    want(c, "state", &j->state, DT_F32, DIMS(width, j->state.dims[1]));
+    in_region(c, "state", &j->state, REGION_STATE);
+    want(c, "out", &j->out, DT_F32, DIMS(size_times(2, width), rows));
+    that(c, "eps", j->eps > 0 && j->eps < 1, "between 0 and 1");
+}
+
+static void check_hidden(struct checker *c, const struct op_hidden *h) {
+    uint32_t width = h->x.dims[0];
+    want(c, "x", &h->x, DT_F32, DIMS(width, c->plan->max_rows));
+    want(c, "norm", &h->norm, DT_F32, DIMS(width));
+    want(c, "state", &h->state, DT_F32, DIMS(width, h->state.dims[1]));
+    in_region(c, "state", &h->state, REGION_STATE);
+    that(c, "eps", h->eps > 0 && h->eps < 1, "between 0 and 1");
+}
+
 static void check_pick(struct checker *c, const struct op_pick *p) {
     want(c, "logits", &p->logits, DT_F32, DIMS(c->plan->n_vocab, c->plan->max_outputs));
     want(c, "wanted", &p->wanted, DT_F32, DIMS(c->plan->n_vocab, c->plan->max_outputs));

@@ -61,6 +61,16 @@ static const struct row {
     ROW(TAP, tap, x, R),
     ROW(TAP, tap, norm, R),
     ROW(TAP, tap, out, W),
+    ROW(JOIN, join, embed, R),
+    ROW(JOIN, join, x, R),
+    ROW(JOIN, join, norm, R),
+    ROW(JOIN, join, embed_norm, R),
+    ROW(JOIN, join, state_norm, R),
+    ROW(JOIN, join, state, R),
+    ROW(JOIN, join, out, W),
+    ROW(HIDDEN, hidden, x, R),
+    ROW(HIDDEN, hidden, norm, R),
+    ROW(HIDDEN, hidden, state, W),
     ROW(PICK, pick, logits, R),
     ROW(PICK, pick, wanted, W),
     ROW(PICK, pick, counts, R | W),
@@ -160,7 +170,8 @@ static uint64_t touched(const struct op *op, const struct operand *o, bool is_wr
         return use.rows * row;
     if (op->kind == OP_PICK && o != &op->pick.logits)
         return 0;
-    if (op->kind == OP_DELTA && o->region == REGION_STATE)
+    bool has_cells = op->kind == OP_DELTA || op->kind == OP_JOIN || op->kind == OP_HIDDEN;
+    if (has_cells && o->region == REGION_STATE)
         return operand_bytes(o) / o->dims[o->n_dims - 1] * use.sequences;
     if (op->kind == OP_ATTEND && (o == &op->attend.keys || o == &op->attend.values))
         return (is_write ? use.rows : (uint64_t)use.context * use.sequences) * o->dims[2] * row;

@@ -152,6 +152,27 @@ struct op_tap {
     uint32_t zero;
 };
 
+/* The input of a draft block: out[r] = rms(embed[r], embed_norm), then rms(h, state_norm), where h
+ * is the hidden state one position earlier: of the row before it in its segment, rms(x[r - 1],
+ * norm); before the segment's first row, that of its cell. Without x every segment has one row. */
+struct op_join {
+    struct operand embed;                  /* (R, D) f32 */
+    struct operand x, norm;                /* (R, D) and (D) f32, or none */
+    struct operand embed_norm, state_norm; /* (D) f32 */
+    struct operand state; /* (cells, D) f32: hidden states, as HIDDEN stores them */
+    struct operand out;   /* (R, 2 * D) f32 */
+    float eps;
+    uint32_t zero;
+};
+
+/* Stores the hidden states, rms(x[r], norm), after the rows that IO's `to` names a cell for. */
+struct op_hidden {
+    struct operand x, norm; /* (R, D) and (D) f32 */
+    struct operand state;   /* (cells, D) f32 */
+    float eps;
+    uint32_t zero;
+};
+
 /* Picks a token for each output that wants one, and copies out the logits that are wanted. */
 struct op_pick {
     struct operand logits;   /* (O, V) f32 */

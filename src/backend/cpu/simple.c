@@ -1,4 +1,4 @@
-/* simple.c - EMBED and TAP on the CPU. */
+/* simple.c - EMBED, TAP, JOIN and HIDDEN on the CPU. */
 #include <math.h>
 #include <string.h>
 
@@ -41,4 +41,33 @@ void cpu_tap(struct cpu_step *s) {
         else
             memcpy(out, x, t->x.dims[0] * sizeof *out);
     }
+}
+
+/* The normed half of a row comes after the embedding's. What earlier rows of the segment leave is
+ * normed twice: once as the trunk's head has it, once for this block. */
+void cpu_join(struct cpu_step *s) {
+    const struct op_join *j = &s->op->op->join;
+    struct share share = share_of(s, s->io->n_rows, 1);
+    uint32_t width = j->embed.dims[0];
+    for (uint32_t r = share.begin; r < share.end; r++) {
+        const struct io_segment *g = &s->segments[s->rows[r].segment];
+        const float *before = row_of(s, &j->state, g->cell);
+        float *out = row_of(s, &j->out, r);
+        cpu_norm(out, row_of(s, &j->embed, r), at(s, &j->embed_norm), j->eps, width);
+        if (r > g->first_row) {
+            CHECK(j->x.n_dims);
+            cpu_norm(out + width, row_of(s, &j->x, r - 1), at(s, &j->norm), j->eps, width);
+            before = out + width;
+        }
+        cpu_norm(out + width, before, at(s, &j->state_norm), j->eps, width);
+    }
+}
+
+void cpu_hidden(struct cpu_step *s) {
+    const struct op_hidden *h = &s->op->op->hidden;
+    struct share share = share_of(s, s->io->n_rows, 1);
+    for (uint32_t r = share.begin; r < share.end; r++)
+        if (s->to[r] != IO_NO_CELL)
+            cpu_norm(row_of(s, &h->state, s->to[r]), row_of(s, &h->x, r), at(s, &h->norm), h->eps,
+                     h->x.dims[0]);
 }
