@@ -90,6 +90,7 @@ struct sluice_facts {
     uint64_t bytes;      /* of all tensors in their files */
     const char *type;    /* "Q4_K_M", "BF16"; static */
     enum sluice_pooling pooling;
+    bool has_draft_block; /* for multi-token prediction: see sluice_engine_draft */
 };
 void sluice_model_facts(const sluice_model *model, struct sluice_facts *out);
 
@@ -177,8 +178,11 @@ struct sluice_engine_options {
     uint32_t all_outputs; /* maximum rows of logits in one step: SLUICE_WANT_ALL_LOGITS; 0: batch */
     uint32_t drafts; /* maximum drafted tokens in one step, for sluice_seq_draft, 0 to 256: each
                       * takes a recurrent state and a row of logits; 0, the default: none */
-    bool hidden;     /* steps hand out hidden states, for SLUICE_WANT_HIDDEN; on GPUs there are no
-                      * bursts then */
+    uint32_t draft_block; /* maximum tokens that sluice_engine_draft drafts for a sequence, 0 to 8,
+                           * where the model has a block for that; 0, the default: the block is not
+                           * loaded. It needs `drafts`. */
+    bool hidden; /* steps hand out hidden states, for SLUICE_WANT_HIDDEN; on GPUs there are no
+                  * bursts then */
     uint64_t snapshot_bytes; /* memory for snapshots of recurrent state, which sluice_seq_resume and
                               * sluice_seq_rewind continue from; unused by plain transformers */
     uint32_t snapshot_every; /* tokens between two snapshots; 0: as many as take as much KV cache as
@@ -274,6 +278,7 @@ struct sluice_moved {
 struct sluice_counters {
     uint64_t steps, rows;
     uint64_t drafted, drafts_kept; /* of the rows, see sluice_seq_draft */
+    uint64_t draft_steps;          /* of the steps, those of sluice_engine_draft */
     uint64_t submissions, waits;
     uint64_t host_copies, host_copy_bytes; /* of state to and from the host, between steps */
     uint64_t allocations;                  /* of the backend, all of them in open */
@@ -294,7 +299,7 @@ struct sluice_choice {
     const char *backend; /* static */
     char device[128];
     const char *kv_type; /* static */
-    uint32_t context, sequences, batch, drafts;
+    uint32_t context, sequences, batch, drafts, draft_block;
     bool hidden;
 };
 /* What was chosen where the options left a choice, to show to the user. */
@@ -366,6 +371,18 @@ bool sluice_seq_is_starved(const sluice_seq *seq);
  * tokens are fed, and after sluice_seq_rewind; n = 0 takes them back. A fork has none.
  * SLUICE_ERR_ARGUMENT for a token outside the vocabulary: nothing changes then. */
 int sluice_seq_draft(sluice_seq *seq, const int32_t *tokens, size_t n);
+
+/* Drafts n tokens for each of these sequences, as if by sluice_seq_draft, with the model's own
+ * block for multi-token prediction: from the model's hidden states it predicts a token further
+ * ahead, and from its own the tokens after that. Each sequence has one waiting token; those with a
+ * mask, without SLUICE_WANT_TOKEN, or without free pages are left without drafts. n is at most the
+ * engine's draft_block; SLUICE_ERR_ARGUMENT where it has none. It is a step of its own, a short
+ * one. */
+int sluice_engine_draft(sluice_engine *engine, sluice_seq *const *seqs, size_t n_seqs, uint32_t n);
+
+/* The tokens drafted for the next step. Each pointer may be NULL; *tokens is valid until the next
+ * call with this sequence. */
+void sluice_seq_drafts(const sluice_seq *seq, const int32_t **tokens, uint32_t *n);
 
 enum sluice_want {
     SLUICE_WANT_TOKEN = 1,       /* sample a token after the last token fed (the default) */

@@ -94,6 +94,7 @@ void sluice_engine_counters(const sluice_engine *e, struct sluice_counters *out)
         .rows = e->n_rows,
         .drafted = e->n_drafted,
         .drafts_kept = e->n_kept,
+        .draft_steps = e->n_draft_steps,
         .submissions = c.submissions,
         .waits = c.waits,
         .host_copies = c.host_copies,
@@ -177,6 +178,7 @@ void sluice_engine_choice(const sluice_engine *e, struct sluice_choice *out) {
         .sequences = e->setup.n_seqs,
         .batch = e->setup.batch,
         .drafts = e->setup.drafts,
+        .draft_block = e->setup.draft_block,
         .hidden = e->setup.n_taps > 0,
     };
     e->kind->device_line(e->device, out->device, sizeof out->device);
@@ -313,16 +315,39 @@ int sluice_seq_draft(sluice_seq *seq, const int32_t *tokens, size_t n) {
         status = check_tokens(seq->engine, tokens, n);
     if (status)
         return status;
-    const struct setup *setup = &seq->engine->setup;
-    struct slot *s = slot_of(seq);
-    uint32_t max = min_u32(setup->drafts, setup->context - s->n_tokens), n_drafts = 0;
-    while (n_drafts < max && n_drafts < n &&
-           !sluice_token_is_end(seq->engine->model, tokens[n_drafts]))
-        n_drafts++;
-    s->n_drafts = s->length == s->n_tokens ? 0 : n_drafts;
-    if (s->n_drafts)
-        memcpy(s->tokens + s->n_tokens, tokens, s->n_drafts * sizeof *tokens);
+    draft_set(seq, tokens, n);
     return SLUICE_OK;
+}
+
+static int check_draft(struct sluice_engine *e, struct sluice_seq *const *seqs, size_t n_seqs,
+                       uint32_t n) {
+    int status = n_seqs > 0 ? check_pointer(e, seqs, "seqs") : SLUICE_OK;
+    if (!status && (n < 1 || n > e->setup.draft_block))
+        return err_set(&e->err, SLUICE_ERR_ARGUMENT,
+                       "%u tokens to draft, expected 1 to draft_block, which is %u", n,
+                       e->setup.draft_block);
+    for (size_t i = 0; !status && i < n_seqs; i++) {
+        status = check_open(seqs[i]);
+        if (!status && seqs[i]->engine != e)
+            status = err_set(&e->err, SLUICE_ERR_ARGUMENT,
+                             "sequence %zu of those to draft for is of another engine", i);
+    }
+    return status;
+}
+
+int sluice_engine_draft(sluice_engine *e, sluice_seq *const *seqs, size_t n_seqs, uint32_t n) {
+    if (!is_loaded(e))
+        return SLUICE_ERR_ARGUMENT;
+    int status = check_draft(e, seqs, n_seqs, n);
+    return status || n_seqs == 0 ? status : draft_step(e, seqs, n_seqs, n, &e->err);
+}
+
+void sluice_seq_drafts(const sluice_seq *seq, const int32_t **tokens, uint32_t *n) {
+    const struct slot *s = is_open(seq) ? slot_of(seq) : NULL;
+    if (tokens)
+        *tokens = s && s->n_drafts ? s->tokens + s->n_tokens : NULL;
+    if (n)
+        *n = s ? s->n_drafts : 0;
 }
 
 static void explain_reuse(struct sluice_reuse *r, const struct state_found *found, uint32_t n) {

@@ -107,6 +107,7 @@ void sluice_model_facts(const sluice_model *m, struct sluice_facts *out) {
         .bos = m->tokenizer ? tokenizer_bos(m->tokenizer) : -1,
         .eos = m->tokenizer ? tokenizer_eos(m->tokenizer) : -1,
         .type = type_of(m->model),
+        .has_draft_block = m->model->draft.join.n_dims > 0,
         .pooling = c->pooling ? (enum sluice_pooling)c->pooling : SLUICE_POOL_LAST,
     };
     for (uint32_t i = 0; i < n; i++) {

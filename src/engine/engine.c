@@ -44,6 +44,7 @@ static int check_options(const struct sluice_engine_options *o, struct err *err)
         {"batch (--batch)", o->batch, 1, MAX_SEQUENCES},
         {"prefill", o->prefill, 0, MAX_PREFILL},
         {"drafts", o->drafts, 0, MAX_DRAFTS},
+        {"draft_block", o->draft_block, 0, IO_BURST},
         {"snapshot_every", o->snapshot_every, 0, MAX_CONTEXT},
     };
     int status = SLUICE_OK;
@@ -70,7 +71,8 @@ static int find_kv_type(const struct sluice_engine_options *o, const struct conf
 }
 
 static int fill_setup(struct setup *s, const struct sluice_engine_options *o,
-                      const struct config *c, const struct backend_kind *kind, struct err *err) {
+                      const struct config *c, bool has_draft_block, const struct backend_kind *kind,
+                      struct err *err) {
     uint32_t usual = min_u32(c->context, DEFAULT_CONTEXT);
     int64_t context = o->context < 0 ? usual : o->context == 0 ? c->context : o->context;
     int status = check_range("context (-c)", context, 1, MAX_CONTEXT, err);
@@ -86,6 +88,7 @@ static int fill_setup(struct setup *s, const struct sluice_engine_options *o,
     if (kind->max_rows) /* wider steps are cut into several */
         s->batch = min_u32(s->batch, kind->max_rows);
     s->drafts = o->drafts;
+    s->draft_block = has_draft_block ? min_u32(o->draft_block, o->drafts) : 0;
     s->prefill = max_u32(o->prefill ? o->prefill : kind->prefill, s->batch + s->drafts);
     if (kind->max_rows)
         s->prefill = min_u32(s->prefill, kind->max_rows);
@@ -98,7 +101,10 @@ static int fill_setup(struct setup *s, const struct sluice_engine_options *o,
 
 /* ---- plans -------------------------------------------------------------------------------- */
 
-static int make_plan(const struct sluice_engine *e, struct plan **out, uint32_t rows,
+typedef int plan_fn(struct plan **out, const struct model *m, const struct plan_options *options,
+                    struct err *err);
+
+static int make_plan(const struct sluice_engine *e, plan_fn *plan, struct plan **out, uint32_t rows,
                      uint32_t n_cells, struct err *err) {
     const struct setup *s = &e->setup;
     const struct config *c = &e->model->model->config;
@@ -113,8 +119,10 @@ static int make_plan(const struct sluice_engine *e, struct plan **out, uint32_t 
         .n_vocab = c->n_vocab,
         .n_taps = s->n_taps,
         .tap_width = s->n_taps ? c->hidden : 0,
+        .has_draft_block = s->draft_block > 0,
+        .burst_steps = plan == model_draft_plan ? s->draft_block : 0,
     };
-    int status = model_plan(out, e->model->model, &options, err);
+    int status = plan(out, e->model->model, &options, err);
     if (status == SLUICE_ERR_MEMORY)
         err_prefix(err, "%s: a context of %u (-c) with %u sequences (--batch)",
                    e->model->model->path, s->context, s->n_seqs);
@@ -165,7 +173,7 @@ static int plan_state_memory(struct sluice_engine *e, const struct sluice_engine
                              struct err *err) {
     struct plan *probe;
     struct state_layout layout = {0};
-    int status = make_plan(e, &probe, 1, e->setup.n_seqs, err);
+    int status = make_plan(e, model_plan, &probe, 1, e->setup.n_seqs, err);
     if (!status)
         status = state_layout_of(&layout, probe, &e->arena, err);
     if (!status)
@@ -199,17 +207,37 @@ static uint32_t widths_of(const struct setup *s, uint32_t max_rows, uint32_t wid
     return n;
 }
 
+/* One more plan. */
+static int add_plan(struct sluice_engine *e, plan_fn *plan, uint32_t rows, struct err *err) {
+    const struct setup *s = &e->setup;
+    uint32_t i = engine_n_plans(e);
+    CHECK(i < MAX_PLANS);
+    return make_plan(e, plan, &e->plans[i], rows, s->n_seqs + s->drafts + s->n_snapshots, err);
+}
+
+/* Steps of the draft block: a row for each of the sequences that are decoded together. */
+static int make_draft_plans(struct sluice_engine *e, struct err *err) {
+    uint32_t most = min_u32(e->setup.batch, e->setup.drafts);
+    int status = SLUICE_OK;
+    for (uint32_t rows = 1, last = 0; !status && last < most; rows *= 2) {
+        last = min_u32(rows, most);
+        status = add_plan(e, model_draft_plan, last, err);
+        e->n_draft_plans += !status;
+    }
+    return status;
+}
+
 static int make_plans(struct sluice_engine *e, struct err *err) {
     uint32_t widths[MAX_PLANS], n = widths_of(&e->setup, e->kind->max_rows, widths);
     CHECK(n <= MAX_PLANS);
     for (; e->n_plans < n; e->n_plans++) {
-        int status = make_plan(e, &e->plans[e->n_plans], widths[e->n_plans],
-                               e->setup.n_seqs + e->setup.drafts + e->setup.n_snapshots, err);
+        int status = add_plan(e, model_plan, widths[e->n_plans], err);
         if (status)
             return status;
         CHECK(e->plans[e->n_plans]->bytes[REGION_STATE] == e->plans[0]->bytes[REGION_STATE]);
     }
-    return state_layout_of(&e->state.layout, e->plans[0], &e->arena, err);
+    int status = e->setup.draft_block ? make_draft_plans(e, err) : SLUICE_OK;
+    return status ? status : state_layout_of(&e->state.layout, e->plans[0], &e->arena, err);
 }
 
 uint32_t engine_plan_for(const struct sluice_engine *e, uint32_t rows, uint32_t outputs) {
@@ -217,6 +245,14 @@ uint32_t engine_plan_for(const struct sluice_engine *e, uint32_t rows, uint32_t 
     while (i < e->n_plans && (e->plans[i]->max_rows < rows || e->plans[i]->max_outputs < outputs))
         i++;
     CHECK(i < e->n_plans);
+    return i;
+}
+
+uint32_t engine_draft_plan_for(const struct sluice_engine *e, uint32_t rows) {
+    uint32_t i = e->n_plans;
+    while (i < engine_n_plans(e) && e->plans[i]->max_rows < rows)
+        i++;
+    CHECK(i < engine_n_plans(e));
     return i;
 }
 
@@ -253,10 +289,16 @@ static bool is_narrow_enough(const struct sluice_engine *e, uint64_t limit) {
 
 /* What the plans take. */
 static int predict(struct sluice_engine *e, struct err *err) {
-    int status = e->kind->predict(e->backend, e->plans, e->n_plans, &e->predicted, err);
+    int status = e->kind->predict(e->backend, e->plans, engine_n_plans(e), &e->predicted, err);
     if (e->kind->uses_host_weights) /* plans only know where the last weight ends */
         e->predicted.weights = e->model->weight_bytes - e->predicted.released;
     return status;
+}
+
+static void drop_widest(struct sluice_engine *e) {
+    struct plan **widest = &e->plans[--e->n_plans];
+    plan_free(*widest);
+    memmove(widest, widest + 1, e->n_draft_plans * sizeof *widest);
 }
 
 /* Drops the widest plans until the rest takes little memory. */
@@ -267,7 +309,7 @@ static int choose_widest(struct sluice_engine *e, const struct sluice_engine_opt
     int status = fit_limit(e, o, &limit, err);
     while (!status && !is_narrow_enough(e, limit) && e->n_plans > 1 &&
            e->plans[e->n_plans - 2]->max_rows >= s->batch) {
-        plan_free(e->plans[--e->n_plans]);
+        drop_widest(e);
         s->prefill = e->plans[e->n_plans - 1]->max_rows;
         s->outputs = min_u32(s->outputs, s->prefill);
         status = predict(e, err);
@@ -287,7 +329,8 @@ int engine_prepare(struct sluice_engine **out, struct sluice_model *model,
     e->setup.n_taps = has_taps ? model->model->config.n_layers + 2 : o->hidden;
     int status;
     if ((status = check_options(o, err)) || (status = open_backend(e, o, err)) ||
-        (status = fill_setup(&e->setup, o, &model->model->config, e->kind, err)) ||
+        (status = fill_setup(&e->setup, o, &model->model->config,
+                             model->model->draft.join.n_dims && !has_taps, e->kind, err)) ||
         (status = plan_state_memory(e, o, err)) || (status = make_plans(e, err)))
         return status;
     status = predict(e, err);
@@ -324,9 +367,12 @@ static int make_tables(struct sluice_engine *e, struct err *err) {
     return state_init(&e->state, &options, &e->arena, err);
 }
 
-static int load_weights(struct sluice_model *m, bool is_on_host, struct err *err) {
+static int load_weights(struct sluice_model *m, bool is_on_host, bool with_draft_block,
+                        struct err *err) {
     pthread_mutex_lock(&m->loading);
     int status = is_on_host ? model_load(m->model, err) : model_map(m->model, err);
+    if (!status && with_draft_block)
+        status = model_load_draft(m->model, err);
     pthread_mutex_unlock(&m->loading);
     return status;
 }
@@ -337,12 +383,12 @@ int engine_load(struct sluice_engine *e, const struct sluice_engine_options *o, 
     if (!status)
         status = make_tables(e, err);
     if (!status)
-        status = load_weights(e->model, e->kind->uses_host_weights, err);
+        status = load_weights(e->model, e->kind->uses_host_weights, e->setup.draft_block > 0, err);
     if (!status)
         status = e->kind->load(
             e->backend,
             (struct backend_weights){w->base, w->bytes, w->synthetic, weights_mapped(w)}, e->plans,
-            e->n_plans, o->progress, o->user, err);
+            engine_n_plans(e), o->progress, o->user, err);
     if (!status)
         status = tiers_open(e, o, err);
     e->is_loaded = status == SLUICE_OK;
@@ -355,7 +401,7 @@ void engine_close(struct sluice_engine *e) {
     tiers_close(e);
     if (e->kind)
         e->kind->close(e->backend);
-    for (uint32_t i = 0; i < e->n_plans; i++)
+    for (uint32_t i = 0; i < engine_n_plans(e); i++)
         plan_free(e->plans[i]);
     arena_free(&e->arena);
     free(e);

@@ -1,11 +1,11 @@
 /* engine.h - the structs of the handles of sluice.h, and what the files of this folder share.
  *
  * engine.c opens: options to plans, plans to a backend, all of it checked against the available
- * memory. batch.c runs a step. state.c owns the memory of sequences, resume.c takes over what is
- * cached, payload.c moves it between tiers; pages.c and cache.c track who uses which part of it;
- * cache_tiers.c copies cached state to the tiers below the device, which tiers.c opens. save.c
- * writes and reads sequences as files, sampler.c fills in how tokens are picked, text.c turns them
- * into text; api_model.c and api.c are the public interface.
+ * memory. batch.c runs a step, draft.c one of the model's draft block. state.c owns the memory of
+ * sequences, resume.c takes over what is cached, payload.c moves it between tiers; pages.c and
+ * cache.c track who uses which part of it; cache_tiers.c copies cached state to the tiers below the
+ * device, which tiers.c opens. save.c writes and reads sequences as files, sampler.c fills in how
+ * tokens are picked, text.c turns them into text; api_model.c and api.c are the public interface.
  *
  * Threads. An engine and its sequences are used by one thread at a time; `cancel` may be set by
  * any. Several engines may share a model: its mutex guards loading.
@@ -38,8 +38,9 @@ struct setup {
     uint32_t context, pages_per_seq;
     uint32_t n_pages; /* of all sequences together */
     uint32_t n_seqs, batch, prefill;
-    uint32_t outputs; /* rows of a step that may go through the LM head, and ... */
-    uint32_t drafts;  /* ... so many drafted ones besides */
+    uint32_t outputs;     /* rows of a step that may go through the LM head, and ... */
+    uint32_t drafts;      /* ... so many drafted ones besides */
+    uint32_t draft_block; /* tokens that the draft block drafts at most; 0: it is not loaded */
     uint32_t n_snapshots, grid;
     uint64_t host_bytes, disk_bytes; /* of the tiers below the device */
     uint32_t n_host, n_disk;         /* objects that they can hold */
@@ -77,7 +78,7 @@ struct part {
     uint32_t first_change; /* entries of its page table change from this one on */
 };
 
-enum { MAX_PLANS = 24, SPARE_HANDLES = 64 };
+enum { MAX_PLANS = 40, SPARE_HANDLES = 64 };
 
 struct sluice_engine {
     struct sluice_model *model;
@@ -87,8 +88,8 @@ struct sluice_engine {
     const struct backend_kind *kind;
     struct backend *backend;
     int device;
-    struct plan *plans[MAX_PLANS]; /* by rows, ascending */
-    uint32_t n_plans;
+    struct plan *plans[MAX_PLANS]; /* by rows, ascending; after them those of the draft block */
+    uint32_t n_plans, n_draft_plans;
     struct backend_memory predicted;
     bool is_loaded;
     atomic_bool cancel; /* requested; cleared by the call that reports it */
@@ -109,7 +110,7 @@ struct sluice_engine {
     uint32_t n_parts, last_plan;
     uint32_t n_starved;
     uint32_t first_slot; /* whose turn it is to be first; round robin */
-    uint64_t n_steps, n_rows, n_drafted, n_kept;
+    uint64_t n_steps, n_rows, n_drafted, n_kept, n_draft_steps;
     uint64_t n_resumed, n_hits, n_reused; /* see struct sluice_counters */
 };
 
@@ -126,8 +127,13 @@ void engine_close(struct sluice_engine *e); /* takes NULL */
 
 struct sluice_memory engine_memory_of(const struct sluice_engine *e,
                                       const struct backend_memory *m);
-/* The plan that a step of so many rows and outputs runs. */
+/* The plan that a step of so many rows and outputs runs; and one of the draft block. */
 uint32_t engine_plan_for(const struct sluice_engine *e, uint32_t rows, uint32_t outputs);
+uint32_t engine_draft_plan_for(const struct sluice_engine *e, uint32_t rows);
+
+static inline uint32_t engine_n_plans(const struct sluice_engine *e) {
+    return e->n_plans + e->n_draft_plans;
+}
 
 /* A place in IO as the host sees it. */
 static inline void *engine_io(const struct sluice_engine *e, uint64_t offset) {
@@ -179,6 +185,15 @@ int batch_check_cancel(struct sluice_engine *e, struct err *err);
 /* Tap `number` of the last output row of the last step. */
 const float *batch_tap(const struct sluice_engine *e, const struct sluice_seq *seq,
                        uint32_t number);
+
+/* ---- draft.c ------------------------------------------------------------------------------ */
+
+/* The drafts of the next step: as many of these tokens as there is room for, up to the first that
+ * ends an answer. tokens may be NULL when n is 0. */
+void draft_set(struct sluice_seq *seq, const int32_t *tokens, size_t n);
+/* Drafts n tokens, 1 to draft_block, by the draft block, for those of the sequences that can. */
+int draft_step(struct sluice_engine *e, struct sluice_seq *const *seqs, size_t n_seqs, uint32_t n,
+               struct err *err);
 
 /* ---- sampler.c ---------------------------------------------------------------------------- */
 

@@ -61,6 +61,8 @@ int state_layout_of(struct state_layout *l, const struct plan *plan, struct aren
         if (op->kind == OP_DELTA) {
             add_piece(l->recurrent, &l->n_recurrent, &op->delta.state, &l->recurrent_bytes);
             add_piece(l->recurrent, &l->n_recurrent, &op->delta.window, &l->recurrent_bytes);
+        } else if (op->kind == OP_HIDDEN) {
+            add_piece(l->recurrent, &l->n_recurrent, &op->hidden.state, &l->recurrent_bytes);
         } else if (op->kind == OP_ATTEND) {
             add_paged(l, &op->attend.keys);
             add_paged(l, &op->attend.values);

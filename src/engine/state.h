@@ -19,7 +19,7 @@ struct piece {
 
 /* STATE as the ops of a plan use it. */
 struct state_layout {
-    struct piece *recurrent; /* one item per cell: delta-net states and conv windows */
+    struct piece *recurrent; /* one item per cell: delta-net states, conv windows, hidden states */
     uint32_t n_recurrent;
     struct piece *paged;        /* one item per page: keys and values of each layer */
     uint32_t n_paged, n_heads;  /* pieces, and heads of all of them */

@@ -15,8 +15,9 @@ struct emit {
     const struct model *m;
     struct plan *plan; /* plan->pages: the page table */
     const struct plan_options *options;
-    struct operand x;      /* the residual (R, D) */
-    struct operand angles; /* of rotary positions, as in op_embed */
+    struct operand x;            /* the residual (R, D) */
+    struct operand angles;       /* of rotary positions, as in op_embed */
+    const struct operand *cache; /* keys and values of the next layer; NULL: STATE's next pieces */
     struct err *err;
 };
 
@@ -24,7 +25,8 @@ struct arch {
     const char *name; /* general.architecture, and what its keys begin with */
     /* Fills in the config beyond what all share; refuses what cannot be run. */
     int (*config)(struct model *m, struct err *err);
-    /* Finds the tensors of each layer and checks their shapes. */
+    /* Finds the tensors of each layer, and of the draft block if there is one, and checks their
+     * shapes. */
     int (*bind)(struct model *m, struct err *err);
     /* Adds the ops of one layer, from residual to residual: its mixer and its feed-forward part. */
     int (*emit_layer)(const struct emit *e, uint32_t layer);
@@ -68,6 +70,7 @@ int bind_matrices(struct model *m, int block, const char *name, uint32_t k, uint
 /* As f32, whatever type the file has: (n), or (n, width) where width is above 0. */
 int bind_vector(struct model *m, int block, const char *name, uint32_t n, uint32_t width,
                 unsigned flags, struct operand *out, struct err *err);
+bool bind_has(const struct model *m, int block, const char *name);
 /* Once all are bound: refuses a file with tensors of layers that the model would run without. */
 int bind_check_leftovers(struct model *m, struct err *err);
 

@@ -171,20 +171,51 @@ static int bind_experts(struct model *m, int i, struct layer *l, struct err *err
     return SLUICE_OK;
 }
 
-static int bind(struct model *m, struct err *err) {
+static int bind_layer(struct model *m, int i, struct err *err) {
     const struct config *c = &m->config;
-    for (uint32_t n = 0; n < c->n_layers; n++) {
-        struct layer *l = &m->layers[n];
-        int status, i = (int)n;
-        if ((status = bind_vector(m, i, "attn_norm.weight", c->hidden, 0, 0, &l->norm, err)) ||
-            (status = bind_vector(m, i, "post_attention_norm.weight", c->hidden, 0, 0, &l->ffn_norm,
-                                  err)) ||
-            (status =
-                 c->is_recurrent[n] ? bind_delta(m, i, l, err) : bind_attention(m, i, l, err)) ||
-            (status = c->experts ? bind_experts(m, i, l, err) : bind_dense(m, i, l, err)))
-            return status;
-    }
+    struct layer *l = &m->layers[i];
+    int status;
+    if ((status = bind_vector(m, i, "attn_norm.weight", c->hidden, 0, 0, &l->norm, err)) ||
+        (status =
+             bind_vector(m, i, "post_attention_norm.weight", c->hidden, 0, 0, &l->ffn_norm, err)) ||
+        (status = c->is_recurrent[i] ? bind_delta(m, i, l, err) : bind_attention(m, i, l, err)) ||
+        (status = c->experts ? bind_experts(m, i, l, err) : bind_dense(m, i, l, err)))
+        return status;
     return SLUICE_OK;
+}
+
+/* The draft block: always full attention, whatever the interval says. Some files promise one that
+ * they do not have; one of several blocks is not run. */
+static int bind_draft(struct model *m, struct err *err) {
+    const struct config *c = &m->config;
+    struct draft_block *b = &m->draft;
+    uint32_t d = c->hidden, vocab = c->n_vocab;
+    int i = (int)c->n_layers, status;
+    if (c->n_mtp != 1 || !bind_has(m, i, "nextn.eh_proj.weight"))
+        return SLUICE_OK;
+    if ((status = bind_layer(m, i, err)) ||
+        (status = bind_matrix(m, i, "nextn.eh_proj.weight", 2 * d, d, 0, &b->join, err)) ||
+        (status = bind_vector(m, i, "nextn.enorm.weight", d, 0, 0, &b->embed_norm, err)) ||
+        (status = bind_vector(m, i, "nextn.hnorm.weight", d, 0, 0, &b->state_norm, err)) ||
+        (status = bind_vector(m, i, "nextn.shared_head_norm.weight", d, 0, BIND_OPTIONAL, &b->norm,
+                              err)) ||
+        (status = bind_matrix(m, i, "nextn.embed_tokens.weight", d, vocab, BIND_OPTIONAL, &b->embed,
+                              err)) ||
+        (status = bind_matrix(m, i, "nextn.shared_head_head.weight", d, vocab, BIND_OPTIONAL,
+                              &b->head, err)))
+        return status;
+    b->norm = b->norm.n_dims ? b->norm : m->final_norm;
+    b->embed = b->embed.n_dims ? b->embed : m->embed;
+    b->head = b->head.n_dims ? b->head : m->head;
+    return SLUICE_OK;
+}
+
+static int bind(struct model *m, struct err *err) {
+    int status = SLUICE_OK;
+    for (uint32_t i = 0; !status && i < m->config.n_layers; i++)
+        status = bind_layer(m, (int)i, err);
+    m->weights->is_draft = true; /* what is made from here on */
+    return status ? status : bind_draft(m, err);
 }
 
 /* ---- ops ---------------------------------------------------------------------------------- */

@@ -47,6 +47,13 @@ static void full_name(int block, const char *name, char out[FULL_NAME]) {
         snprintf(out, FULL_NAME, "%s", name);
 }
 
+bool bind_has(const struct model *m, int block, const char *name) {
+    char full[FULL_NAME];
+    struct found f;
+    full_name(block, name, full);
+    return find(m, full, &f);
+}
+
 /* Finds and checks; 1: found, 0: absent and may be, negative: an error. */
 static int expect(const struct model *m, int block, const char *name, const uint64_t dims[4],
                   unsigned flags, struct found *f, struct err *err) {

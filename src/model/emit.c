@@ -52,8 +52,9 @@ int emit_attention(const struct emit *e, uint32_t layer, bool is_gated) {
     const struct config *c = &e->m->config;
     uint32_t width = c->head_width, stride = is_gated ? 2 * width : width;
     const uint32_t cache[4] = {width, IO_PAGE_POSITIONS, c->kv_heads, e->options->n_pages};
-    struct operand qkv, keys = plan_state(e->plan, e->options->kv_type, cache);
-    struct operand values = plan_state(e->plan, e->options->kv_type, cache);
+    struct operand qkv, keys, values;
+    keys = e->cache ? e->cache[0] : plan_state(e->plan, e->options->kv_type, cache);
+    values = e->cache ? e->cache[1] : plan_state(e->plan, e->options->kv_type, cache);
     int status = emit_qkv(e, layer, &qkv);
     if (status)
         return status;

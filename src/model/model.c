@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "model/arch.h"
+#include "plan/io.h"
 
 /* ---- opening ------------------------------------------------------------------------------ */
 
@@ -56,7 +57,7 @@ static int open_files(struct model *m, struct err *err) {
         return weights_new(&m->weights, m->file->parts, m->file->n_parts, err);
     }
     if ((status = folder_open(&m->folder, m->path, true, err)) ||
-        (status = hub_open(&m->hub, m->folder, false, err)) || (status = keys_of_folder(m, err)))
+        (status = hub_open(&m->hub, m->folder, true, err)) || (status = keys_of_folder(m, err)))
         return status;
     m->n_skipped = m->hub->n_skipped;
     return weights_new(&m->weights, m->folder->weights->shards, m->folder->weights->n_shards, err);
@@ -148,7 +149,7 @@ int model_open(struct model **out, const char *path, struct err *err) {
         status = bind_vocabulary(m, err);
     if (!status)
         status = bind_freqs(m, err);
-    if (!status && !(m->layers = arena_array(&m->arena, m->config.n_layers, sizeof *m->layers)))
+    if (!status && !(m->layers = arena_array(&m->arena, m->config.n_layers + 1, sizeof *m->layers)))
         status = err_memory(err, "the layers");
     if (!status)
         status = m->arch->bind(m, err);
@@ -216,6 +217,11 @@ int model_load(struct model *m, struct err *err) {
     return status;
 }
 
+int model_load_draft(struct model *m, struct err *err) {
+    int status = weights_fill_draft(m->weights, err);
+    return status ? status : check_vectors(m, err);
+}
+
 /* ---- the plan ----------------------------------------------------------------------------- */
 
 static int emit_tap(struct plan *plan, uint32_t number, int layer, struct operand x,
@@ -229,21 +235,26 @@ static int emit_tap(struct plan *plan, uint32_t number, int layer, struct operan
     return plan_add(plan, &op, err);
 }
 
-static int emit_embed(const struct model *m, struct plan *plan, struct operand x,
-                      struct operand angles, struct err *err) {
+/* With the step's angles, unless it has them already. */
+static int emit_embed(const struct emit *e, struct operand table, struct operand x,
+                      bool has_angles) {
     struct op op = {
-        .kind = OP_EMBED,
-        .layer = -1,
-        .role = "embed",
-        .embed = {.table = m->embed, .x = x, .freqs = m->freqs, .angles = angles},
-    };
-    op.embed.rope_scale = m->rope_scale;
-    return plan_add(plan, &op, err);
+        .kind = OP_EMBED, .layer = -1, .role = "embed", .embed = {.table = table, .x = x}};
+    if (has_angles) {
+        op.embed.freqs = e->m->freqs;
+        op.embed.angles = e->angles;
+        op.embed.rope_scale = e->m->rope_scale;
+    }
+    return plan_add(e->plan, &op, e->err);
 }
 
-static int emit_head(const struct model *m, struct plan *plan, const struct plan_options *options,
-                     struct operand x, struct err *err) {
+/* counts_tokens: in the sequences' counts, for penalties. */
+static int emit_head(const struct emit *e, struct operand x, struct operand norm,
+                     struct operand weight, bool counts_tokens) {
+    const struct model *m = e->m;
+    struct plan *plan = e->plan;
     uint32_t vocab = m->config.n_vocab;
+    const uint32_t counts[4] = {vocab, e->options->n_slots};
     struct operand logits = plan_scratch_of(plan, DT_F32, (uint32_t[4]){vocab, plan->max_outputs});
     struct op head = {
         .kind = OP_PROJECT,
@@ -253,10 +264,10 @@ static int emit_head(const struct model *m, struct plan *plan, const struct plan
             {
                 .in = x,
                 .prologue = PROLOGUE_NORM,
-                .norm = m->final_norm,
+                .norm = norm,
                 .eps = m->config.eps,
                 .n_segments = 1,
-                .segments = {{.weight = m->head, .bias = m->head_bias}},
+                .segments = {{.weight = weight, .bias = m->head_bias}},
                 .out = logits,
                 .is_lm_head = true,
             },
@@ -269,13 +280,14 @@ static int emit_head(const struct model *m, struct plan *plan, const struct plan
             {
                 .logits = logits,
                 .wanted = plan_logits(plan),
-                .counts = plan_state(plan, DT_I16, (uint32_t[4]){vocab, options->n_slots}),
                 .adjusted = plan_scratch_of(plan, DT_F32, (uint32_t[4]){vocab, plan->max_outputs}),
                 .order = plan_scratch_of(plan, DT_I64, (uint32_t[4]){vocab, plan->max_outputs}),
             },
     };
-    int status = plan_add(plan, &head, err);
-    return status ? status : plan_add(plan, &pick, err);
+    if (counts_tokens)
+        pick.pick.counts = plan_state(plan, DT_I16, counts);
+    int status = plan_add(plan, &head, e->err);
+    return status ? status : plan_add(plan, &pick, e->err);
 }
 
 /* Every layer, and a tap after it where plans have one for each. */
@@ -290,26 +302,133 @@ static int emit_layers(const struct emit *e) {
     return status;
 }
 
-int model_plan(struct plan **out, const struct model *m, const struct plan_options *options,
-               struct err *err) {
-    const struct config *c = &m->config;
+/* ---- the draft block ---------------------------------------------------------------------- */
+
+/* Its part of STATE. It comes before all layers', so that it is at the same place in every plan. */
+struct draft_state {
+    struct operand cache[2]; /* keys and values, in the pages of the trunk's layers */
+    struct operand hidden;   /* (cells, D) f32: the trunk's, or of a draft the block's */
+};
+
+static struct draft_state draft_state_of(const struct emit *e) {
+    const struct config *c = &e->m->config;
+    const struct plan_options *o = e->options;
+    const uint32_t cache[4] = {c->head_width, IO_PAGE_POSITIONS, c->kv_heads, o->n_pages};
+    struct draft_state s;
+    s.cache[0] = plan_state(e->plan, o->kv_type, cache);
+    s.cache[1] = plan_state(e->plan, o->kv_type, cache);
+    s.hidden = plan_state(e->plan, DT_F32, (uint32_t[4]){c->hidden, o->n_cells});
+    return s;
+}
+
+/* The block up to its residual `y`, for the step's rows. In the trunk's plan, whose residual x is,
+ * the rows before it have their hidden state there; in its own plan (x: none) every row continues
+ * from its cell. */
+static int emit_draft_layer(const struct emit *e, const struct draft_state *s, struct operand x,
+                            struct operand y) {
+    const struct draft_block *b = &e->m->draft;
+    const struct config *c = &e->m->config;
+    struct emit block = {e->m, e->plan, e->options, y, e->angles, s->cache, e->err};
+    struct operand embed = plan_scratch(e->plan, c->hidden);
+    struct operand joined = plan_scratch(e->plan, 2 * (uint64_t)c->hidden);
+    struct op join = {
+        .kind = OP_JOIN,
+        .layer = (int32_t)c->n_layers,
+        .role = "join",
+        .join = {.embed = embed,
+                 .x = x,
+                 .norm = x.n_dims ? e->m->final_norm : x,
+                 .embed_norm = b->embed_norm,
+                 .state_norm = b->state_norm,
+                 .state = s->hidden,
+                 .out = joined,
+                 .eps = c->eps},
+    };
+    struct op project = {
+        .kind = OP_PROJECT,
+        .layer = (int32_t)c->n_layers,
+        .role = "join out",
+        .project = {.in = joined, .n_segments = 1, .segments = {{.weight = b->join}}, .out = y},
+    };
+    int status = emit_embed(e, b->embed, embed, !x.n_dims);
+    if (!status)
+        status = plan_add(e->plan, &join, e->err);
+    if (!status)
+        status = plan_add(e->plan, &project, e->err);
+    return status ? status : e->m->arch->emit_layer(&block, c->n_layers);
+}
+
+static int emit_hidden(const struct emit *e, const struct draft_state *s, struct operand x,
+                       struct operand norm) {
+    struct op op = {
+        .kind = OP_HIDDEN,
+        .layer = -1,
+        .role = "hidden",
+        .hidden = {.x = x, .norm = norm, .state = s->hidden, .eps = e->m->config.eps},
+    };
+    return plan_add(e->plan, &op, e->err);
+}
+
+/* At the end of a trunk's step: the rows' keys and values in the block, and their hidden states. */
+static int emit_draft_state(const struct emit *e, const struct draft_state *s) {
+    int status = emit_draft_layer(e, s, e->x, plan_scratch(e->plan, e->m->config.hidden));
+    return status ? status : emit_hidden(e, s, e->x, e->m->final_norm);
+}
+
+/* ---- whole plans -------------------------------------------------------------------------- */
+
+typedef int emit_step(const struct emit *e);
+
+static int emit_trunk_step(const struct emit *e) {
+    const struct model *m = e->m;
+    struct draft_state draft = {0};
+    int status;
+    if (e->options->has_draft_block)
+        draft = draft_state_of(e);
+    if ((status = emit_embed(e, m->embed, e->x, true)) || (status = emit_layers(e)) ||
+        (e->options->has_draft_block && (status = emit_draft_state(e, &draft))) ||
+        (e->plan->n_taps && (status = emit_tap(e->plan, e->plan->n_taps - 1, -1, e->x,
+                                               m->final_norm, m->config.eps, e->err))))
+        return status;
+    return emit_head(e, e->x, m->final_norm, m->head, true);
+}
+
+static int emit_draft_step(const struct emit *e) {
+    const struct draft_block *b = &e->m->draft;
+    struct draft_state s = draft_state_of(e);
+    int status = emit_draft_layer(e, &s, (struct operand){0}, e->x);
+    if (!status)
+        status = emit_hidden(e, &s, e->x, b->norm);
+    return status ? status : emit_head(e, e->x, b->norm, b->head, false);
+}
+
+static int make_plan(struct plan **out, const struct model *m, const struct plan_options *options,
+                     emit_step *emit_ops, struct err *err) {
     struct plan *plan;
     int status = plan_new(&plan, options, err);
     if (status)
         return status;
-    struct operand x = plan_scratch(plan, c->hidden);
+    struct operand x = plan_scratch(plan, m->config.hidden);
     struct operand angles =
-        plan_scratch_of(plan, DT_F32, (uint32_t[4]){2, c->rope.dims / 2, plan->max_rows});
-    const struct emit e = {m, plan, options, x, angles, err};
+        plan_scratch_of(plan, DT_F32, (uint32_t[4]){2, m->config.rope.dims / 2, plan->max_rows});
+    const struct emit e = {m, plan, options, x, angles, NULL, err};
     plan_page_table(plan, options->pages_per_seq, options->n_slots);
-    if ((status = emit_embed(m, plan, x, angles, err)) || (status = emit_layers(&e)) ||
-        (plan->n_taps &&
-         (status = emit_tap(plan, plan->n_taps - 1, -1, x, m->final_norm, c->eps, err))) ||
-        (status = emit_head(m, plan, options, x, err)) || (status = plan_finish(plan, err))) {
+    if ((status = emit_ops(&e)) || (status = plan_finish(plan, err))) {
         plan_free(plan);
-        *out = NULL;
-        return status;
+        plan = NULL;
     }
     *out = plan;
-    return SLUICE_OK;
+    return status;
+}
+
+int model_plan(struct plan **out, const struct model *m, const struct plan_options *options,
+               struct err *err) {
+    CHECK(!options->has_draft_block || m->draft.join.n_dims);
+    return make_plan(out, m, options, emit_trunk_step, err);
+}
+
+int model_draft_plan(struct plan **out, const struct model *m, const struct plan_options *options,
+                     struct err *err) {
+    CHECK(options->has_draft_block && m->draft.join.n_dims);
+    return make_plan(out, m, options, emit_draft_step, err);
 }

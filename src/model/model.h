@@ -29,6 +29,14 @@ struct layer {
     struct operand shared_gate, shared_up, shared_down;
 };
 
+/* The block that predicts the token after next (multi-token prediction), beside its layer. */
+struct draft_block {
+    struct operand join;                   /* (D, 2 * D); n_dims 0: the model has no draft block */
+    struct operand embed_norm, state_norm; /* (D) f32: of the embedding, of the hidden state */
+    struct operand norm;                   /* (D) f32: before the head */
+    struct operand embed, head;            /* its own, or the trunk's */
+};
+
 /* A bound vector, to be checked when the weights are loaded. */
 struct bound_vector {
     const char *name;
@@ -52,10 +60,11 @@ struct model {
     struct weights *weights;
     struct operand embed, head, head_bias, final_norm, freqs;
     float rope_scale;
-    struct layer *layers;
+    struct layer *layers; /* the trunk's, then that of the draft block */
+    struct draft_block draft;
     struct bound_vector *vectors;
     bool *is_bound;     /* the file's tensors that were asked for; NULL with a folder */
-    uint32_t n_skipped; /* unused tensors of the file: draft blocks, vision towers */
+    uint32_t n_skipped; /* unused tensors of the file: vision towers */
 };
 
 /* Opens and binds; nothing is mapped yet. Errors begin with the path. */
@@ -72,10 +81,19 @@ int model_load(struct model *m, struct err *err);
 /* The same for backends that keep weights elsewhere: of a synthetic model the first
  * weights->synthetic bytes are left out, which such a backend makes itself. */
 int model_map(struct model *m, struct err *err);
+/* After it the weights of the draft block that the files have in another form, zero before. */
+int model_load_draft(struct model *m, struct err *err);
 
 /* A whole step of the model for these options. Taps: none, one after the final norm, or that one
- * last, after those of the embedding and of each layer. */
+ * last, after those of the embedding and of each layer. With options->has_draft_block the step also
+ * keeps the draft block's state. */
 int model_plan(struct plan **out, const struct model *m, const struct plan_options *options,
                struct err *err);
+
+/* A step of the draft block, of one row a sequence: it continues from the hidden state in the
+ * segment's cell, picks the token after the row's and stores its own hidden state to the row's
+ * cell in `to`. STATE is that of plans with has_draft_block, for as far as the block uses it. */
+int model_draft_plan(struct plan **out, const struct model *m, const struct plan_options *options,
+                     struct err *err);
 
 #endif

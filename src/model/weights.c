@@ -73,7 +73,8 @@ struct made_weight *weights_make(struct weights *w, uint64_t bytes,
     if (!size_add(w->bytes, bytes, &end) || !size_align(end, WEIGHTS_PAGE, &end))
         return NULL;
     struct made_weight *made = &w->made[w->n_made++];
-    *made = (struct made_weight){.offset = w->bytes, .bytes = bytes, .fill = fill};
+    *made = (struct made_weight){
+        .offset = w->bytes, .bytes = bytes, .fill = fill, .is_draft = w->is_draft};
     w->bytes = size_aligned(w->bytes + bytes, 64);
     return made;
 }
@@ -103,6 +104,20 @@ uint64_t weights_mapped(const struct weights *w) {
     return is_mapped ? w->file_bytes : 0;
 }
 
+/* Of the draft block, or of all else. */
+static int fill_tail(struct weights *w, bool is_draft, struct err *err) {
+    uint64_t tail = w->bytes - w->file_bytes;
+    if (tail && mprotect(w->base + w->file_bytes, tail, PROT_READ | PROT_WRITE) != 0)
+        return err_set(err, SLUICE_ERR_MEMORY, "out of memory for %llu bytes of weights",
+                       (unsigned long long)tail);
+    for (uint32_t i = 0; i < w->n_made; i++)
+        if (w->made[i].is_draft == is_draft)
+            w->made[i].fill(&w->made[i], w->base + w->made[i].offset);
+    if (tail)
+        mprotect(w->base + w->file_bytes, tail, PROT_READ);
+    return SLUICE_OK;
+}
+
 int weights_map(struct weights *w, struct err *err) {
     CHECK(!w->base);
     CHECK(size_align(w->bytes, WEIGHTS_PAGE, &w->bytes));
@@ -117,13 +132,12 @@ int weights_map(struct weights *w, struct err *err) {
         if (status)
             return status;
     }
-    uint64_t tail = w->bytes - w->file_bytes;
-    if (tail && mprotect(w->base + w->file_bytes, tail, PROT_READ | PROT_WRITE) != 0)
-        return err_set(err, SLUICE_ERR_MEMORY, "out of memory for %llu bytes of weights",
-                       (unsigned long long)tail);
-    for (uint32_t i = 0; i < w->n_made; i++)
-        w->made[i].fill(&w->made[i], w->base + w->made[i].offset);
-    if (tail)
-        mprotect(w->base + w->file_bytes, tail, PROT_READ);
-    return SLUICE_OK;
+    return fill_tail(w, false, err);
+}
+
+int weights_fill_draft(struct weights *w, struct err *err) {
+    if (w->has_draft)
+        return SLUICE_OK;
+    w->has_draft = true;
+    return fill_tail(w, true, err);
 }

@@ -23,6 +23,7 @@ struct made_weight {
     void (*fill)(const struct made_weight *w, void *out);
     const void *from, *more; /* what fill needs; outlive the weights */
     struct hub_tensor hub;
+    bool is_draft; /* of the draft block, which is made only when it is wanted */
 };
 
 struct weights {
@@ -32,6 +33,8 @@ struct weights {
     uint64_t *file_at;
     struct made_weight *made;
     uint32_t n_made, capacity;
+    bool is_draft;       /* weights_make makes those of the draft block */
+    bool has_draft;      /* they are filled */
     uint64_t file_bytes; /* where the tail begins */
     uint64_t synthetic;  /* the first so many bytes are in no file: zero until they are generated */
     uint64_t bytes;      /* of the whole region */
@@ -41,8 +44,10 @@ struct weights {
 
 int weights_new(struct weights **out, const struct filemap *files, uint32_t n_files,
                 struct err *err);
-/* Reserves the span, maps the files into it and fills the tail. */
+/* Reserves the span, maps the files into it and fills the tail, but for what is_draft. */
 int weights_map(struct weights *w, struct err *err);
+/* The rest of the tail, once mapped; does nothing if it is there. */
+int weights_fill_draft(struct weights *w, struct err *err);
 void weights_unmap(struct weights *w); /* what is mapped, if anything */
 /* Bytes from the start whose pages may be dropped, since the files still have them; known before
  * they are mapped. 0 where files had to be read, or were made. */

@@ -176,6 +176,7 @@ int plan_new(struct plan **out, const struct plan_options *options, struct err *
     plan->n_vocab = options->n_vocab;
     plan->n_taps = options->n_taps;
     plan->tap_width = options->tap_width;
+    plan->burst_steps = options->burst_steps;
     lay_io_out(plan);
     *out = plan;
     return SLUICE_OK;

@@ -20,6 +20,8 @@ struct plan_options {
     enum dtype kv_type;
     uint32_t n_vocab;
     uint32_t n_taps, tap_width; /* copies of the residual to hand out, 0: none */
+    bool has_draft_block;       /* steps keep the draft block's state */
+    uint32_t burst_steps;       /* as in struct plan */
 };
 
 int plan_new(struct plan **out, const struct plan_options *options, struct err *err);
