@@ -125,7 +125,8 @@ static double run_prompt(const struct rig *r, const int32_t *prompt, uint32_t n,
     EXPECT_INT(sluice_seq_token(seq), chain[0]);
     OK(r, sluice_seq_feed(seq, &chain[0], 1));
     for (uint32_t depth = 1; depth <= DEPTH; depth++)
-        worst = fmax(worst, draft_and_compare(r, seq, depth, expected + (n + depth - 2) * n_logits));
+        worst =
+            fmax(worst, draft_and_compare(r, seq, depth, expected + (n + depth - 2) * n_logits));
     sluice_seq_drafts(seq, &drafts, &n_drafts);
     EXPECT_INT(n_drafts, DEPTH);
     for (uint32_t i = 0; i < n_drafts; i++)

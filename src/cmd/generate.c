@@ -89,50 +89,84 @@ static bool is_full(const struct generate *g) {
     return n >= choice.context;
 }
 
-/* Prompt lookup: drafts tokens where the text repeats itself. */
+/* Drafts: by prompt lookup, where the text repeats itself, or by the model's own block. */
 struct drafting {
-    void *memory; /* NULL: nothing is drafted */
-    uint32_t max_drafts, context;
+    void *memory; /* NULL: nothing is drafted by lookup */
+    uint32_t max_drafts, draft_block, context;
     struct lookup lookup;
+    struct guess_record block;
     struct pace pace;
+    double seconds; /* that the block took for the next step */
 };
 
 static void drafting_open(struct drafting *d, const struct generate *g) {
     struct sluice_choice choice;
     sluice_engine_choice(g->engine, &choice);
-    *d = (struct drafting){.max_drafts = choice.drafts, .context = choice.context};
+    *d = (struct drafting){.context = choice.context, .block.rightness = 0.5f};
     if (g->see || choice.drafts == 0) /* there are logits of the last token alone */
         return;
+    d->max_drafts = choice.drafts;
+    d->draft_block = choice.draft_block;
     d->memory = malloc(lookup_bytes(d->context));
     if (d->memory)
         lookup_init(&d->lookup, d->memory, d->context);
 }
 
-/* Returns the rows of the next step. */
-static uint32_t draft(struct drafting *d, struct generate *g) {
-    struct pace_step step = {1, 1};
+static uint32_t draft_by_lookup(struct drafting *d, struct generate *g, uint32_t max,
+                                struct pace_step *step) {
     const int32_t *tokens;
-    uint32_t n;
-    size_t left = g->max_tokens - g->n_new - 1;
+    uint32_t n, drafted = 0;
     sluice_seq_tokens(g->seq, &tokens, &n, NULL);
-    if (d->memory && lookup_guess(&d->lookup, tokens, n,
-                                  left < d->max_drafts ? (uint32_t)left : d->max_drafts)) {
-        uint32_t drafted = pace_choose(&d->pace, &step, &d->lookup);
+    if (d->memory && lookup_guess(&d->lookup, tokens, n, max) &&
+        (d->draft_block == 0 || d->lookup.record.rightness >= d->block.rightness))
+        drafted = pace_choose(&d->pace, step, &d->lookup.record, 1, d->lookup.n_guess, 0);
+    if (drafted)
         sluice_seq_draft(g->seq, d->lookup.guess, drafted);
-    }
+    return drafted;
+}
+
+/* A failure is no loss. Returns how many tokens it drafted. */
+static uint32_t draft_by_block(struct drafting *d, struct generate *g, uint32_t max,
+                               struct pace_step *step) {
+    uint32_t n = pace_choose(&d->pace, step, &d->block, 1, max, pace_draft_seconds(&d->pace, 1));
+    double started = seconds_now();
+    if (n == 0 || sluice_engine_draft(g->engine, &g->seq, 1, n))
+        return 0;
+    d->seconds = seconds_now() - started;
+    pace_note_draft(&d->pace, 1, n, d->seconds);
+    sluice_seq_drafts(g->seq, NULL, &n);
+    step->rows = 1 + n;
+    return n;
+}
+
+/* Returns the rows of the next step; *by_block: how many of them the model's block drafted. */
+static uint32_t draft(struct drafting *d, struct generate *g, uint32_t *by_block) {
+    struct pace_step step = {1, 1};
+    size_t left = g->max_tokens - g->n_new - 1;
+    uint32_t max = left < d->max_drafts ? (uint32_t)left : d->max_drafts;
+    d->seconds = 0;
+    *by_block = 0;
+    if (!draft_by_lookup(d, g, max, &step) && d->draft_block && max)
+        *by_block = draft_by_block(d, g, max < d->draft_block ? max : d->draft_block, &step);
     return step.rows;
 }
 
 /* One submission for the waiting token. */
 static int submit(struct drafting *d, struct generate *g) {
     size_t left = g->max_tokens - g->n_new;
-    uint32_t steps = 0, rows = draft(d, g);
-    double started = seconds_now();
+    uint32_t steps = 0, by_block, before, after;
     interrupt_lets_finish(true);
+    uint32_t rows = draft(d, g, &by_block);
+    double started = seconds_now();
+    sluice_seq_tokens(g->seq, NULL, &before, NULL);
     int status = common_burst(g->engine, left < UINT32_MAX ? (uint32_t)left : UINT32_MAX, &steps);
     interrupt_lets_finish(false);
-    if (!status && steps)
-        pace_note(&d->pace, rows, (seconds_now() - started) / steps);
+    if (status || !steps)
+        return status;
+    pace_note(&d->pace, rows, (seconds_now() - started) / steps);
+    sluice_seq_tokens(g->seq, NULL, &after, NULL);
+    if (by_block)
+        pace_learn(&d->block, after - before, by_block);
     return status;
 }
 

@@ -469,7 +469,7 @@ int cmd_inspect(int argc, char **argv) {
     int exit = opts_parse(&usage, argc, argv, NULL);
     bool is_asked = c.context != none.context || c.batch != INT_MIN || strcmp(c.kv, none.kv) != 0 ||
                     c.exact || strcmp(c.backend, none.backend) != 0 || c.device || has_cache(&c) ||
-                    c.draft != none.draft;
+                    c.draft != none.draft || c.mtp != none.mtp;
     c.batch = c.batch != INT_MIN ? c.batch : 1;
     if (exit == OPTS_GO_ON)
         exit = common_check(&c, "inspect");

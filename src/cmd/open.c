@@ -16,6 +16,7 @@
 #include "base/cpu.h"
 #include "base/memory.h"
 #include "base/pool.h"
+#include "base/size.h"
 #include "cmd/bias.h"
 #include "cmd/cmd.h"
 #include "cmd/interrupt.h"
@@ -30,6 +31,7 @@ struct common common_default(void) {
         .kv = "f16",
         .context = INT_MIN,
         .batch = 1,
+        .mtp = USUAL_MTP,
         .temperature = NAN,
         .top_p = NAN,
         .min_p = NAN,
@@ -58,7 +60,8 @@ int common_opts(struct opt *table, int n, struct common *c, unsigned groups) {
         {WITH_CONTEXT, {"--context", 'c', OPT_INT, &c->context, "N", "context length in tokens; 0: the model's; default: the model's, at most 8192"}},
         {WITH_CPU, {"--kv", 0, OPT_STRING, &c->kv, "TYPE", "type of the KV cache: f32, f16 (default), q8_0, q4_0"}},
         {WITH_CPU, {"--exact", 0, OPT_FLAG, &c->exact, NULL, "f32 activations and f32 KV cache"}},
-        {WITH_DRAFT, {"--draft", 0, OPT_INT, &c->draft, "N", "guess up to N tokens ahead where the text repeats itself; 0: off; default: 7, bench: 0"}},
+        {WITH_DRAFT, {"--draft", 0, OPT_INT, &c->draft, "N", "guess up to N tokens ahead and verify them in one step; 0: off; default: 7, bench: 0"}},
+        {WITH_DRAFT, {"--mtp", 0, OPT_INT, &c->mtp, "N", "of these, up to N by the model's own block for multi-token prediction; 0: off; default: 3, where it has one"}},
         {WITH_CACHE, {"--kv-bytes", 0, OPT_SIZE, &c->kv_bytes, "SIZE", "size of the KV cache; default: enough for all sequences in full"}},
         {WITH_CACHE, {"--snapshot-bytes", 0, OPT_SIZE, &c->snapshot_bytes, "SIZE", "device memory for snapshots of recurrent state"}},
         {WITH_CACHE, {"--cache-bytes", 0, OPT_SIZE, &c->cache_bytes, "SIZE", "host memory for cached prompts that don't fit on the device; default: none"}},
@@ -155,6 +158,7 @@ static int check_ranges(const struct common *c, const char *verb) {
         {"--threads", c->threads, 0, 1024},
         {"--batch", c->batch, 1, 4096},
         {"--draft", c->draft, 0, 256},
+        {"--mtp", c->mtp == USUAL_MTP ? 0 : c->mtp, 0, MAX_MTP},
         {"--top-k", c->top_k, -1, INT_MAX},
     };
     for (size_t i = 0; i < sizeof floats / sizeof *floats; i++)
@@ -239,6 +243,7 @@ struct sluice_engine_options common_engine(const struct common *c) {
     o.context = c->context == INT_MIN ? -1 : c->context;
     o.sequences = o.batch = (uint32_t)c->batch;
     o.drafts = (uint32_t)c->draft;
+    o.draft_block = min_u32(c->mtp == USUAL_MTP ? 3 : (uint32_t)c->mtp, o.drafts);
     fill_cache(c, &o);
     return o;
 }
@@ -309,6 +314,15 @@ int fail_engine(const sluice_engine *engine) {
     return complain(EXIT_WORLD, "%s", sluice_engine_error(engine));
 }
 
+static int check_mtp(const struct common *c, const sluice_model *model) {
+    struct sluice_facts facts;
+    sluice_model_facts(model, &facts);
+    if (c->mtp == USUAL_MTP || c->mtp == 0 || facts.has_draft_block)
+        return 0;
+    return complain(EXIT_WORLD, "--mtp %d: %s has no block for multi-token prediction", c->mtp,
+                    model->model->path);
+}
+
 int common_open_model(struct common *c, sluice_model **model) {
     struct err err = {0};
     *model = NULL;
@@ -323,6 +337,8 @@ int common_open_model(struct common *c, sluice_model **model) {
         hint_of_model(&err, path);
     }
     int exit = status ? fail(&err) : fill_biases(c, *model);
+    if (!exit)
+        exit = check_mtp(c, *model);
     if (!exit)
         return 0;
     sluice_model_close(*model);

@@ -3,6 +3,8 @@
 #ifndef CMD_OPEN_H
 #define CMD_OPEN_H
 
+#include <limits.h>
+
 #include "base/err.h"
 #include "cmd/opts.h"
 #include "cmd/progress.h"
@@ -14,7 +16,7 @@ struct ids; /* text/tokenizer.h */
 struct common {
     const char *model, *backend, *kv;
     const char *device; /* a number, or part of a name; NULL: the first */
-    int threads, context, batch, draft;
+    int threads, context, batch, draft, mtp;
     bool exact, as_json;
     /* Caches of conversations. UINT64_MAX: not given. */
     const char *cache_dir;
@@ -31,8 +33,8 @@ struct common {
 };
 
 struct common common_default(void);
-/* What verbs that generate text set --draft to. */
-enum { USUAL_DRAFT = 7 };
+/* What verbs that generate text set --draft to; --mtp that was not given; and its maximum. */
+enum { USUAL_DRAFT = 7, USUAL_MTP = INT_MIN, MAX_MTP = 8 };
 
 enum option_group {
     WITH_CPU = 1,       /* -m -t --kv --exact */
@@ -42,7 +44,7 @@ enum option_group {
     WITH_SAMPLING = 2, /* --temp ... --seed, --logit-bias, --ignore-eos */
     WITH_STOP = 4,
     WITH_JSON = 8,
-    WITH_DRAFT = 32, /* --draft */
+    WITH_DRAFT = 32, /* --draft --mtp */
     WITH_CACHE = 16, /* --kv-bytes --snapshot-bytes --cache-bytes --cache-dir --cache-dir-bytes */
 };
 enum { MAX_COMMON_OPTS = 32 };

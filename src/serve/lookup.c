@@ -12,11 +12,9 @@
 #include "base/size.h"
 
 enum {
-    MIN_MATCH = 3,   /* tokens in common: fewer are right too seldom */
-    LONGEST = 32,    /* that are compared */
-    PLACES = 16,     /* per bucket that are compared */
-    RETRY = 64,      /* guesses declined before one is drafted anyway */
-    RETRY_TOKENS = 3 /* and how much of it */
+    MIN_MATCH = 3, /* tokens in common: fewer are right too seldom */
+    LONGEST = 32,  /* that are compared */
+    PLACES = 16,   /* per bucket that are compared */
 };
 
 /* ---- the index ---------------------------------------------------------------------------- */
@@ -33,7 +31,8 @@ size_t lookup_bytes(uint32_t capacity) {
 }
 
 void lookup_init(struct lookup *l, void *memory, uint32_t capacity) {
-    *l = (struct lookup){.newest = memory, .n_buckets = buckets_for(capacity), .rightness = 0.5f};
+    *l = (struct lookup){
+        .newest = memory, .n_buckets = buckets_for(capacity), .record.rightness = 0.5f};
     l->previous = l->newest + l->n_buckets;
     memset(l->newest, 0, l->n_buckets * sizeof *l->newest);
 }
@@ -81,13 +80,10 @@ static uint32_t find(const struct lookup *l, const int32_t *tokens, uint32_t n) 
 
 /* Compares the last guess with what came. */
 static void learn(struct lookup *l, const int32_t *tokens, uint32_t n) {
-    const float newest = 0.15f;
-    for (uint32_t i = 0; i < l->n_guess && l->guess_at + i < n; i++) {
-        bool is_right = l->guess[i] == tokens[l->guess_at + i];
-        l->rightness += newest * ((float)is_right - l->rightness);
-        if (!is_right)
-            break;
-    }
+    uint32_t known = n > l->guess_at ? min_u32(l->n_guess, n - l->guess_at) : 0, right = 0;
+    while (right < known && l->guess[right] == tokens[l->guess_at + right])
+        right++;
+    pace_learn(&l->record, right, known);
     l->n_guess = 0;
 }
 
@@ -105,58 +101,4 @@ uint32_t lookup_guess(struct lookup *l, const int32_t *tokens, uint32_t n, uint3
     for (uint32_t i = 0; i < l->n_guess; i++)
         l->guess[i] = i < period ? tokens[at + i] : l->guess[i - period];
     return l->n_guess;
-}
-
-/* ---- how much to draft -------------------------------------------------------------------- */
-
-static uint32_t size_of(uint32_t rows) {
-    uint32_t i = 0;
-    while (i + 1 < PACE_SIZES && 1u << i < rows)
-        i++;
-    return i;
-}
-
-void pace_note(struct pace *p, uint32_t rows, double seconds) {
-    const double newest = 0.25;
-    double *at = &p->seconds[size_of(rows)];
-    *at = *at > 0 ? *at + newest * (seconds - *at) : seconds;
-}
-
-/* A size that was never run is assumed to take a quarter longer than the next smaller one: so it is
- * tried where most guesses are right. */
-double pace_seconds(const struct pace *p, uint32_t rows) {
-    return p->seconds[size_of(rows)];
-}
-
-static double seconds_of(const struct pace *p, uint32_t rows) {
-    uint32_t i = size_of(rows);
-    double factor = 1;
-    for (; i > 0 && p->seconds[i] == 0; i--)
-        factor *= 1.25;
-    return factor * (p->seconds[i] > 0 ? p->seconds[i] : 1);
-}
-
-uint32_t pace_choose(const struct pace *p, struct pace_step *step, struct lookup *l) {
-    double best = step->tokens / seconds_of(p, step->rows), tokens = step->tokens, chance = 1;
-    struct pace_step with = *step;
-    uint32_t n = 0;
-    for (uint32_t i = 1; i <= l->n_guess; i++) {
-        chance *= l->rightness;
-        tokens += chance;
-        double rate = tokens / seconds_of(p, step->rows + i);
-        if (rate <= best)
-            continue;
-        best = rate;
-        n = i;
-        with = (struct pace_step){step->rows + i, tokens};
-    }
-    l->n_declined = n ? 0 : l->n_declined + (l->n_guess > 0);
-    if (l->n_declined < RETRY) {
-        *step = with;
-        return n;
-    }
-    l->n_declined = 0;
-    n = min_u32(l->n_guess, RETRY_TOKENS);
-    step->rows += n;
-    return n;
 }

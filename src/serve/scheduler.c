@@ -22,6 +22,7 @@
 #include "base/hash.h"
 #include "base/size.h"
 #include "serve/lookup.h"
+#include "serve/pace.h"
 
 struct request {
     uint64_t id;                /* 0: free */
@@ -48,7 +49,8 @@ struct answer {
     uint32_t n_masked;    /* tokens it had when its sequence got its mask; 0: it has none */
     bool has_mask;        /* it got a mask, not the permission for any token */
     struct lookup lookup; /* where its request has them */
-    uint32_t n_drafted;   /* tokens for the next step */
+    uint32_t n_drafted;   /* tokens for the next step ... */
+    bool is_block;        /* ... by the model's draft block */
     uint32_t n_found;     /* tokens that its sequence had, processed, when it was opened */
     bool is_stem;    /* it processes the prompt but for the last token, then others fork from it */
     bool is_cold;    /* it starts without what the engine has cached */
@@ -58,6 +60,8 @@ struct answer {
     uint64_t first_at;   /* count of submissions at its first token */
     struct sched_report report;
 };
+
+enum { BLOCK_DRAFTS = 8 }; /* at most that many by the model's draft block */
 
 struct list {
     struct answer *first, *last;
@@ -82,7 +86,12 @@ struct sched {
     uint32_t n_cancelled; /* requests that are marked */
     uint32_t n_suspects;
     uint64_t next_age, next_serial;
-    uint32_t drafts; /* maximum per step; 0: none */
+    uint32_t drafts;      /* maximum per step; 0: none */
+    uint32_t draft_block; /* maximum for one answer by the model's own block; 0: it has none */
+    bool has_lookup;
+    sluice_seq **seqs;         /* (n_sequences) scratch */
+    struct guess_record block; /* how often its drafts were right, in all answers */
+    double draft_seconds;      /* what the next step's took */
     struct pace pace;
     struct pace_step step; /* the next one */
     bool is_paced;         /* it has no rows of prompts */
@@ -116,7 +125,8 @@ static void list_remove(struct list *list, struct answer *a) {
 static bool make_tables(struct sched *s) {
     s->answers = calloc(s->n_answers, sizeof *s->answers);
     s->requests = calloc(s->n_answers, sizeof *s->requests);
-    if (!s->answers || !s->requests)
+    s->seqs = calloc(s->n_sequences, sizeof *s->seqs);
+    if (!s->answers || !s->requests || !s->seqs)
         return false;
     for (uint32_t i = s->n_answers; i-- > 0;) {
         s->answers[i].next = s->free_answers;
@@ -151,7 +161,10 @@ int sched_open(struct sched **out, const sluice_model *model, sluice_engine *eng
         .has_no_bursts = options->has_no_bursts,
         .burst_seconds = options->burst_seconds,
         .has_no_reuse = options->has_no_reuse,
-        .drafts = options->has_no_lookup ? 0 : choice.drafts,
+        .drafts = choice.drafts,
+        .draft_block = min_u32(choice.draft_block, BLOCK_DRAFTS),
+        .has_lookup = !options->has_no_lookup,
+        .block.rightness = 0.5f,
         .next_serial = 1,
         .next_age = 1,
     };
@@ -257,6 +270,7 @@ void sched_close(struct sched *s) {
     end_list(s, &s->waiting, SCHED_END_CANCELLED, NULL);
     free(s->answers);
     free(s->requests);
+    free(s->seqs);
     free(s);
 }
 
@@ -383,7 +397,8 @@ static bool copy_request(const struct sched *s, struct request *r, const struct 
     size_t bias_bytes = q->sampling.n_biases * sizeof *q->sampling.biases;
     size_t end_bytes = q->n_ends * sizeof *q->ends;
     size_t token_bytes = answers * n_tokens * sizeof(int32_t);
-    bool has_lookups = s->drafts && !q->wants_logits && !q->reads && !q->on_mask;
+    bool has_lookups = s->drafts && (s->has_lookup || s->draft_block) && !q->wants_logits &&
+                       !q->reads && !q->on_mask;
     size_t lookup = has_lookups ? answers * lookup_bytes((uint32_t)n_tokens) : 0;
     char *at = malloc(hash_bytes + bias_bytes + end_bytes + token_bytes + lookup);
     if (!at)
@@ -747,21 +762,76 @@ static uint32_t waiting_of(const struct answer *a) {
     return waiting;
 }
 
-/* Drafts what will probably follow its one waiting token; at most `max` tokens. */
-static uint32_t draft_one(struct sched *s, struct answer *a, uint32_t max) {
-    uint32_t n = 0, left = a->request->max_tokens - a->report.n_new - 1;
-    if (a->request->lookups && lookup_guess(&a->lookup, a->tokens, a->n, min_u32(max, left)))
-        n = pace_choose(&s->pace, &s->step, &a->lookup);
+/* Tokens of it that may be drafted. */
+static uint32_t max_drafts(const struct answer *a, uint32_t max) {
+    return min_u32(max, a->request->max_tokens - a->report.n_new - 1);
+}
+
+/* Drafts what followed its newest tokens before; at most `max` tokens. Where the model's own block
+ * is right more often, it guesses instead. */
+static uint32_t draft_by_lookup(struct sched *s, struct answer *a, uint32_t max) {
+    uint32_t n = 0;
+    if (s->has_lookup && a->request->lookups &&
+        lookup_guess(&a->lookup, a->tokens, a->n, max_drafts(a, max)) &&
+        (s->draft_block == 0 || a->lookup.record.rightness >= s->block.rightness))
+        n = pace_choose(&s->pace, &s->step, &a->lookup.record, 1, a->lookup.n_guess, 0);
     if ((n || a->n_drafted) && sluice_seq_draft(a->seq, a->lookup.guess, n))
         n = 0;
     a->n_drafted = n;
+    a->is_block = false;
     return n;
+}
+
+/* What the block drafted for an answer, cut to what it may still have. */
+static void take_drafts(struct answer *a) {
+    const int32_t *tokens;
+    int32_t kept[BLOCK_DRAFTS];
+    uint32_t n;
+    sluice_seq_drafts(a->seq, &tokens, &n);
+    a->is_block = n > 0;
+    a->n_drafted = max_drafts(a, min_u32(n, BLOCK_DRAFTS));
+    if (a->n_drafted == n)
+        return;
+    memcpy(kept, tokens, a->n_drafted * sizeof *kept);
+    if (sluice_seq_draft(a->seq, kept, a->n_drafted))
+        a->n_drafted = 0;
+}
+
+static bool may_use_block(const struct answer *a) {
+    return a->request->lookups && !a->n_drafted && waiting_of(a) == 1 && max_drafts(a, 1);
+}
+
+/* Drafts by the model's block for all those that decode and have none: the same number of tokens
+ * for each. A failure is no loss. */
+static void draft_by_block(struct sched *s, uint32_t drafts_left) {
+    uint32_t n_seqs = 0;
+    for (struct answer *a = s->running.first; a; a = a->next)
+        if (may_use_block(a))
+            s->seqs[n_seqs++] = a->seq;
+    uint32_t max = n_seqs ? min_u32(s->draft_block, drafts_left / n_seqs) : 0;
+    uint32_t n = max ? pace_choose(&s->pace, &s->step, &s->block, n_seqs, max,
+                                   pace_draft_seconds(&s->pace, n_seqs))
+                     : 0;
+    if (n == 0)
+        return;
+    double started = seconds_now();
+    int status = sluice_engine_draft(s->engine, s->seqs, n_seqs, n);
+    s->draft_seconds = seconds_now() - started;
+    if (status)
+        return;
+    pace_note_draft(&s->pace, n_seqs, n, s->draft_seconds);
+    for (struct answer *a = s->running.first; a; a = a->next)
+        if (may_use_block(a)) {
+            take_drafts(a);
+            s->step.rows -= n - a->n_drafted;
+        }
 }
 
 /* Only in steps without rows of prompts: how long those take is not known. */
 static void draft(struct sched *s) {
     uint32_t n = 0, drafts_left = s->drafts;
     s->is_paced = true;
+    s->draft_seconds = 0;
     for (const struct answer *a = s->running.first; a; a = a->next) {
         uint32_t waiting = waiting_of(a);
         s->is_paced &= waiting <= 1;
@@ -770,7 +840,9 @@ static void draft(struct sched *s) {
     s->step = (struct pace_step){n, n};
     for (struct answer *a = s->running.first; a && s->is_paced && drafts_left; a = a->next)
         if (waiting_of(a) == 1)
-            drafts_left -= draft_one(s, a, drafts_left);
+            drafts_left -= draft_by_lookup(s, a, drafts_left);
+    if (s->is_paced && s->draft_block && drafts_left)
+        draft_by_block(s, drafts_left);
 }
 
 /* Steps that may be one submission: as long as nobody waits, not even for a first token, and none
@@ -860,6 +932,8 @@ static void drop_rest(struct sched *s, struct answer *a) {
 /* Of a step that fed so many tokens. */
 static void count_drafts(struct sched *s, struct answer *a, uint32_t n_fed) {
     uint32_t n_kept = a->n_drafted ? n_fed : 0;
+    if (a->is_block)
+        pace_learn(&s->block, n_kept, a->n_drafted);
     a->report.n_drafted += a->n_drafted;
     a->report.n_kept += n_kept;
     s->counters.drafted += a->n_drafted;
@@ -982,11 +1056,11 @@ static int run(struct sched *s, double *engine_seconds) {
     uint32_t steps;
     double started = seconds_now();
     int status = sluice_engine_burst(s->engine, steps_at_once(s), &steps);
-    *engine_seconds = seconds_now() - started;
+    *engine_seconds = seconds_now() - started + s->draft_seconds;
     s->counters.steps += steps;
     s->counters.submissions += steps > 0;
     if (s->is_paced && steps)
-        pace_note(&s->pace, s->step.rows, *engine_seconds / steps);
+        pace_note(&s->pace, s->step.rows, (*engine_seconds - s->draft_seconds) / steps);
     return status;
 }
 

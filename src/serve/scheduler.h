@@ -9,8 +9,9 @@
  * the youngest is preempted: its sequence is closed and it waits again, in its old place. None is
  * lost and none starves: docs/design.md says why.
  *
- * Where a text repeats itself its next tokens are drafted (lookup.h), and several come out of one
- * step; they are the same as without.
+ * Next tokens are drafted, and several come out of one step; they are the same as without. Where a
+ * text repeats itself they come from the text (lookup.h), elsewhere from the model's own block for
+ * drafts, if the engine has it.
  *
  * No token is processed twice: an answer reuses what the engine has cached of its tokens, and one
  * whose beginning an older one is still processing waits for that.
@@ -134,7 +135,7 @@ struct sched_options {
     uint32_t queue;       /* answers that may wait when all sequences of the engine are taken */
     bool has_no_bursts;   /* one step per submission: a request that arrives waits less */
     double burst_seconds; /* bursts take no longer than this, or are none; 0: any time */
-    bool has_no_lookup;   /* no tokens are drafted; nor are they where the engine has no drafts */
+    bool has_no_lookup;   /* no tokens are drafted from the text itself */
     bool has_no_reuse;    /* nothing is reused from other requests, to measure what reuse gains */
 };
 
