@@ -294,9 +294,10 @@ uninstall:
 # ---- tests ------------------------------------------------------------------------------------
 
 # References and vocabularies travel compressed and are unpacked once.
-build/data/unpacked: $(wildcard tests/data/*.tar.xz) | $(STAMPS)/test
+build/data/unpacked: $(wildcard tests/data/*.tar.xz) tools/draft_block.py | $(STAMPS)/test
 	@rm -rf build/data && mkdir -p build/data
 	@for f in tests/data/*.tar.xz; do tar -xJf $$f -C build/data || exit 1; done
+	@python3 tools/draft_block.py add models/stories-27m-q4_k_m.gguf build/data/mtp/stories-block.gguf build/data/mtp/stories.gguf
 	@touch $@
 
 $(B)/tests: $(call objects,$(TESTS)) $(B)/libsluice.a

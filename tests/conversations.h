@@ -17,7 +17,14 @@
 #include "sluice.h"
 #include "test.h"
 
-enum { TALK_CONTEXT = 1000, TALK_SEQS = 4, TALK_KNOWN = 10, TALK_NEW = 24, TALK_SYSTEM = 290 };
+enum {
+    TALK_CONTEXT = 1000,
+    TALK_SEQS = 4,
+    TALK_KNOWN = 10,
+    TALK_NEW = 24,
+    TALK_SYSTEM = 290,
+    TALK_DRAFTS = 3
+};
 
 struct talk_tokens {
     int32_t at[TALK_CONTEXT];
@@ -25,13 +32,14 @@ struct talk_tokens {
 };
 
 struct talk_answer {
-    bool is_there;
+    bool is_there, is_over;
     sluice_seq *seq;           /* NULL: it waits */
     struct talk_tokens tokens; /* prompt and answer so far */
     uint32_t n_prompt, wanted;
     uint64_t seed, born;
-    struct talk_tokens expected; /* what a cold run gives, and the logits of its last token */
+    struct talk_tokens expected; /* what a cold run gives, and the logits of its last token, */
     float *logits;
+    struct talk_tokens drafts; /* and what the model's block drafts after it, if it has one */
 };
 
 struct talks {
@@ -44,7 +52,7 @@ struct talks {
     struct talk_answer answers[TALK_SEQS];
     /* Counted. */
     uint32_t n_done, n_forked, n_rewound, n_cancelled, n_cut, n_preempted, n_restarted;
-    uint64_t n_read, n_reused, n_host, n_disk;
+    uint64_t n_read, n_reused, n_host, n_disk, n_block_drafts;
     struct sluice_engine_options options; /* of the engine */
 };
 
@@ -106,6 +114,20 @@ static unsigned talk_wants(const struct talk_answer *a) {
                                                       : SLUICE_WANT_TOKEN;
 }
 
+/* What the block drafts after a sequence's last token, which is fed for that: none where pages are
+ * lacking. */
+static void talk_block_drafts(struct talks *t, sluice_engine *e, sluice_seq *seq, int32_t token,
+                              struct talk_tokens *to) {
+    const int32_t *drafts;
+    to->n = 0;
+    if (!t->facts.has_draft_block || sluice_seq_feed(seq, &token, 1))
+        return;
+    EXPECT_INT(sluice_engine_draft(e, &seq, 1, TALK_DRAFTS), SLUICE_OK);
+    sluice_seq_drafts(seq, &drafts, &to->n);
+    if (to->n)
+        memcpy(to->at, drafts, to->n * sizeof *drafts);
+}
+
 static void talk_start(struct talks *t, struct talk_answer *a) {
     struct sluice_sampling s = talk_sampling(a);
     struct sluice_reuse reuse;
@@ -146,6 +168,7 @@ static void talk_expect(struct talks *t, struct talk_answer *a) {
     EXPECT_INT(rows, 1);
     if (rows == 1)
         memcpy(a->logits, logits, (size_t)t->facts.n_logits * sizeof *logits);
+    talk_block_drafts(t, t->cold, seq, a->expected.at[a->expected.n - 1], &a->drafts);
     sluice_seq_close(seq);
 }
 
@@ -179,9 +202,21 @@ static void talk_end(struct talks *t, struct talk_answer *a) {
     EXPECT_INT(a->tokens.n, a->expected.n);
     if (rows == 1)
         talk_check(t, a, logits);
+    a->is_over = true;
+}
+
+/* After all logits of the step were looked at. */
+static void talk_leave(struct talks *t, struct talk_answer *a) {
+    struct talk_tokens drafts;
+    talk_block_drafts(t, t->engine, a->seq, a->tokens.at[a->tokens.n - 1], &drafts);
+    if (drafts.n && (drafts.n != a->drafts.n ||
+                     memcmp(drafts.at, a->drafts.at, drafts.n * sizeof *drafts.at) != 0))
+        test_fail(__FILE__, __LINE__, "answer %llu: the block drafts otherwise than in a cold run",
+                  (unsigned long long)a->born);
+    t->n_block_drafts += drafts.n;
     sluice_seq_close(a->seq);
     a->seq = NULL;
-    a->is_there = false;
+    a->is_there = a->is_over = false;
     t->known[t->n_known < TALK_KNOWN ? t->n_known++ : talk_draw(t, TALK_KNOWN)] = a->tokens;
     t->n_done++;
 }
@@ -296,6 +331,17 @@ static void talk_draft(struct talks *t, struct talk_answer *a) {
     TALK_OK(t, sluice_seq_draft(a->seq, guess, n));
 }
 
+/* The block drafts for some; they are wrong here nearly always. */
+static void talk_draft_by_block(struct talks *t) {
+    sluice_seq *seqs[TALK_SEQS];
+    uint32_t n = 0;
+    for (struct talk_answer *a = t->answers; a < t->answers + TALK_SEQS; a++)
+        if (a->seq && talk_draw(t, 2) && a->tokens.n + TALK_DRAFTS < a->expected.n)
+            seqs[n++] = a->seq;
+    if (t->facts.has_draft_block)
+        TALK_OK(t, sluice_engine_draft(t->engine, seqs, n, 1 + talk_draw(t, TALK_DRAFTS)));
+}
+
 static void talk_step(struct talks *t) {
     for (struct talk_answer *a = t->answers; a < t->answers + TALK_SEQS; a++)
         if (a->seq) {
@@ -303,6 +349,8 @@ static void talk_step(struct talks *t) {
             if (talk_draw(t, 2))
                 talk_draft(t, a);
         }
+    if (talk_draw(t, 4) == 0)
+        talk_draft_by_block(t);
     if (talk_draw(t, 30) == 0) {
         sluice_engine_cancel(t->engine);
         t->n_cancelled++;
@@ -318,6 +366,9 @@ static void talk_step(struct talks *t) {
     for (struct talk_answer *a = t->answers; !status && a < t->answers + TALK_SEQS; a++)
         if (a->seq)
             talk_collect(t, a);
+    for (struct talk_answer *a = t->answers; a < t->answers + TALK_SEQS; a++)
+        if (a->is_over)
+            talk_leave(t, a);
 }
 
 /* The engine is closed and opened again; what it knew is in its folder. */
@@ -392,6 +443,7 @@ static bool talk_open(struct talks *t, const struct talk_setup *setup) {
     o.context = TALK_CONTEXT;
     o.threads = 1;
     o.snapshot_bytes = 0;
+    o.drafts = o.draft_block = TALK_DRAFTS;
     bool is_open = sluice_engine_open(&t->cold, t->model, &o) == SLUICE_OK;
     o.threads = (int)setup->threads;
     o.sequences = o.batch = TALK_SEQS;
@@ -437,6 +489,7 @@ static void talk_run(const struct talk_setup *setup, uint32_t n_answers) {
         EXPECT(t->n_reused > 0 && (test_has_failed() || t->n_done >= n_answers));
         bool is_small = 2 * n_answers < 5 * setup->pages; /* all may fit above */
         EXPECT(!setup->host || is_small || t->n_host + t->n_disk > 0);
+        EXPECT(test_has_failed() || !t->facts.has_draft_block || t->n_block_drafts > 0);
         EXPECT(test_has_failed() || (c.drafts_kept > 0 && c.drafted > c.drafts_kept));
         test_note(
             "%u answers: %u%% of %llu tokens reused; %u forked, %u rewound, %u cancelled, "

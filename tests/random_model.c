@@ -139,23 +139,43 @@ static void feed_forward(struct writer *w, int i) {
     matrices(w, i, "ffn_down_shexp.weight", m->shared, m->hidden, 0);
 }
 
-static void tensors(struct writer *w) {
+static void layer(struct writer *w, int i) {
     const struct random_model *m = w->m;
     bool is_hybrid = strncmp(m->arch, "qwen35", 6) == 0;
+    vector(w, i, "attn_norm.weight", m->hidden, 0.1f, 1);
+    vector(w, i, is_hybrid ? "post_attention_norm.weight" : "ffn_norm.weight", m->hidden, 0.1f, 1);
+    if (is_hybrid && i + 1 < (int)m->layers)
+        delta(w, i);
+    else
+        attention(w, i);
+    feed_forward(w, i);
+}
+
+static void draft_block(struct writer *w) {
+    const struct random_model *m = w->m;
+    int i = (int)m->layers;
+    layer(w, i);
+    matrices(w, i, "nextn.eh_proj.weight", 2 * m->hidden, m->hidden, 0);
+    vector(w, i, "nextn.enorm.weight", m->hidden, 0.1f, 1);
+    vector(w, i, "nextn.hnorm.weight", m->hidden, 0.1f, 1);
+    if (m->draft_block == 1) {
+        vector(w, i, "nextn.shared_head_norm.weight", m->hidden, 0.1f, 1);
+        return;
+    }
+    tensor(w, i, "nextn.embed_tokens.weight", true, (uint64_t[]){m->hidden, m->vocab, 0}, 1, 0);
+    matrices(w, i, "nextn.shared_head_head.weight", m->hidden, m->vocab, 0);
+}
+
+static void tensors(struct writer *w) {
+    const struct random_model *m = w->m;
     w->number = 0;
     tensor(w, -1, "token_embd.weight", true, (uint64_t[]){m->hidden, m->vocab, 0}, 1, 0);
     matrices(w, -1, "output.weight", m->hidden, m->vocab, 0);
     vector(w, -1, "output_norm.weight", m->hidden, 0.1f, 1);
-    for (int i = 0; i < (int)m->layers; i++) {
-        vector(w, i, "attn_norm.weight", m->hidden, 0.1f, 1);
-        vector(w, i, is_hybrid ? "post_attention_norm.weight" : "ffn_norm.weight", m->hidden, 0.1f,
-               1);
-        if (is_hybrid && i + 1 < (int)m->layers)
-            delta(w, i);
-        else
-            attention(w, i);
-        feed_forward(w, i);
-    }
+    for (int i = 0; i < (int)m->layers; i++)
+        layer(w, i);
+    if (m->draft_block)
+        draft_block(w);
 }
 
 /* ---- keys --------------------------------------------------------------------------------- */
@@ -177,7 +197,8 @@ static void keys(struct writer *w) {
         (w->status = gguf_write_str(w->to, "tokenizer.ggml.model", STR("no_vocab"), w->err)) ||
         (w->status = gguf_write_f32(w->to, eps, 1e-6f, w->err)))
         return;
-    number(w, "block_count", m->layers);
+    number(w, "block_count", m->layers + (m->draft_block > 0));
+    number(w, "nextn_predict_layers", m->draft_block > 0);
     number(w, "embedding_length", m->hidden);
     number(w, "context_length", 4096);
     number(w, "attention.head_count", m->heads);

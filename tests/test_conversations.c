@@ -63,6 +63,7 @@ static bool write_small_model(uint32_t kind, const char *path) {
                                    .value_heads = 2,
                                    .key_width = 16,
                                    .value_width = 16,
+                                   .draft_block = kind == 2 ? 2 : kind == 0,
                                    .experts = kind == 2 ? 3 : 0,
                                    .used = kind == 2 ? 2 : 0,
                                    .type = kind == 1 ? DT_Q8_0 : DT_F32};

@@ -186,3 +186,183 @@ TEST(draft_block_of_a_folder_has_the_logits_of_the_references) {
     run_reference("qwen35-mtp", "", "");
     run_reference("qwen35moe-mtp", "", "");
 }
+
+/* ---- the same tokens ---------------------------------------------------------------------- */
+
+enum { TEXT = 180, MOST_SEQS = 3, STORED = 3 };
+
+/* A text as a model without drafts goes on, and what the block drafts after each of its tokens. */
+struct text {
+    int32_t tokens[TEXT];
+    int32_t drafts[TEXT][STORED]; /* after the first i tokens, of which the last waits */
+    uint32_t n_drafts[TEXT];
+};
+
+static sluice_seq *open_seq(const struct rig *r, float temperature) {
+    const struct sluice_sampling s = {
+        .temperature = temperature, .top_p = 0.95f, .repeat_penalty = 1, .seed = 7};
+    sluice_seq *seq = NULL;
+    OK(r, sluice_seq_open(&seq, r->engine));
+    OK(r, sluice_seq_set_sampling(seq, &s));
+    return seq;
+}
+
+static void keep_drafts(const struct rig *r, sluice_seq *seq, struct text *t, uint32_t n) {
+    const int32_t *drafts;
+    OK(r, sluice_engine_draft(r->engine, &seq, 1, STORED));
+    sluice_seq_drafts(seq, &drafts, &t->n_drafts[n]);
+    for (uint32_t i = 0; i < t->n_drafts[n]; i++)
+        t->drafts[n][i] = drafts[i];
+    OK(r, sluice_seq_draft(seq, NULL, 0));
+}
+
+/* Token by token, and nothing drafted is verified. */
+static void make_text(const struct rig *r, float temperature, struct text *t) {
+    sluice_seq *seq = open_seq(r, temperature);
+    t->tokens[0] = 3 % r->facts.n_tokens;
+    for (uint32_t n = 1; n <= TEXT && !test_has_failed(); n++) {
+        OK(r, sluice_seq_feed(seq, &t->tokens[n - 1], 1));
+        keep_drafts(r, seq, t, n - 1);
+        OK(r, sluice_engine_step(r->engine, NULL));
+        if (n < TEXT)
+            t->tokens[n] = sluice_seq_token(seq);
+    }
+    sluice_seq_close(seq);
+}
+
+/* The tokens that the sequence has beyond `n`, compared with the text. */
+static uint32_t expect_text(const sluice_seq *seq, const struct text *t) {
+    const int32_t *tokens;
+    uint32_t n;
+    sluice_seq_tokens(seq, &tokens, &n, NULL);
+    for (uint32_t i = 0; i < n && i < TEXT; i++)
+        if (tokens[i] != t->tokens[i]) {
+            test_fail(__FILE__, __LINE__, "token %u is %d, expected %d", i, tokens[i],
+                      t->tokens[i]);
+            break;
+        }
+    return n;
+}
+
+/* The first n tokens, of which the last waits. */
+static void go_to(const struct rig *r, sluice_seq *seq, const struct text *t, uint32_t n) {
+    OK(r, sluice_seq_rewind(seq, n - 1));
+    OK(r, sluice_engine_step(r->engine, NULL));
+    OK(r, sluice_seq_feed(seq, &t->tokens[n - 1], 1));
+}
+
+/* What is drafted depends on the tokens alone. */
+static void expect_drafts(const struct rig *r, sluice_seq *seq, const struct text *t) {
+    uint32_t n = expect_text(seq, t), n_drafts;
+    const int32_t *drafts;
+    OK(r, sluice_engine_draft(r->engine, &seq, 1, STORED));
+    sluice_seq_drafts(seq, &drafts, &n_drafts);
+    EXPECT_INT(n_drafts, t->n_drafts[n - 1]);
+    for (uint32_t i = 0; i < n_drafts && i < t->n_drafts[n - 1]; i++)
+        EXPECT_INT(drafts[i], t->drafts[n - 1][i]);
+}
+
+/* Generates with drafts, several sequences in a step, up to `end` tokens each; returns the
+ * share of drafts that were right. */
+static double generate(const struct rig *r, sluice_seq **seqs, uint32_t n_seqs, uint32_t end,
+                       const struct text *t) {
+    struct sluice_counters before, after;
+    uint32_t step = 0;
+    sluice_engine_counters(r->engine, &before);
+    for (bool goes_on = true; goes_on && !test_has_failed(); step++) {
+        goes_on = false;
+        for (uint32_t i = 0; i < n_seqs; i++) {
+            int32_t token = sluice_seq_token(seqs[i]);
+            uint32_t n;
+            sluice_seq_tokens(seqs[i], NULL, &n, NULL);
+            if (n >= end || token < 0)
+                continue;
+            OK(r, sluice_seq_feed(seqs[i], &token, 1));
+            goes_on = true;
+        }
+        if (step % 4 != 3)
+            OK(r, sluice_engine_draft(r->engine, seqs, n_seqs, 1 + step % STORED));
+        if (goes_on)
+            OK(r, sluice_engine_step(r->engine, NULL));
+        for (uint32_t i = 0; i < n_seqs; i++)
+            expect_text(seqs[i], t);
+    }
+    sluice_engine_counters(r->engine, &after);
+    return (double)(after.drafts_kept - before.drafts_kept) /
+           (double)(after.drafted - before.drafted);
+}
+
+static sluice_seq *begin(const struct rig *r, float temperature, const struct text *t, uint32_t n) {
+    sluice_seq *seq = open_seq(r, temperature);
+    struct sluice_reuse reuse;
+    OK(r, sluice_seq_resume(seq, t->tokens, n, &reuse));
+    OK(r, sluice_engine_step(r->engine, NULL));
+    return seq;
+}
+
+/* Rewound, forked, saved and loaded, closed and resumed, it drafts and says the same. */
+static void compare_places(const struct rig *r, float temperature, const struct text *t) {
+    const char *path = test_temporary("draft_block.seq");
+    sluice_seq *seq = begin(r, temperature, t, 160), *fork, *loaded;
+    go_to(r, seq, t, 131);
+    expect_drafts(r, seq, t);
+    OK(r, sluice_seq_fork(&fork, seq));
+    OK(r, sluice_engine_step(r->engine, NULL));
+    generate(r, (sluice_seq *[]){seq, fork}, 2, 160, t);
+    go_to(r, fork, t, 142);
+    expect_drafts(r, fork, t);
+    remove(path);
+    OK(r, sluice_seq_save(fork, path));
+    sluice_seq_close(fork);
+    sluice_seq_close(seq);
+    OK(r, sluice_seq_load(&loaded, r->engine, path));
+    expect_drafts(r, loaded, t);
+    sluice_seq_close(loaded);
+    seq = open_seq(r, temperature);
+    struct sluice_reuse reuse;
+    OK(r, sluice_seq_resume(seq, t->tokens, 170, &reuse));
+    go_to(r, seq, t, 170);
+    expect_drafts(r, seq, t);
+    sluice_seq_close(seq);
+}
+
+/* Returns the share of drafts that were right. */
+static double compare_model(const char *path, float temperature) {
+    struct sluice_engine_options o = options(STORED);
+    struct rig cold, r;
+    static struct text t;
+    double share = 0;
+    o.exact = false;
+    bool is_open = rig_open(&cold, path, o);
+    o.sequences = o.batch = MOST_SEQS;
+    o.drafts = 8;
+    o.snapshot_every = 32;
+    o.snapshot_bytes = 4 << 20;
+    if (is_open && rig_open(&r, path, o)) {
+        make_text(&cold, temperature, &t);
+        sluice_seq *seqs[MOST_SEQS];
+        for (uint32_t i = 0; i < MOST_SEQS; i++)
+            seqs[i] = begin(&r, temperature, &t, 5 + 30 * i);
+        share = generate(&r, seqs, MOST_SEQS, TEXT - 10, &t);
+        for (uint32_t i = 0; i < MOST_SEQS; i++)
+            sluice_seq_close(seqs[i]);
+        compare_places(&r, temperature, &t);
+        rig_close(&r);
+    }
+    rig_close(&cold);
+    return share;
+}
+
+/* The story model's block was trained; those of random models know nothing. */
+TEST(draft_block_gives_the_tokens_of_a_run_without) {
+    for (int i = 0; i < 2 && !test_has_failed(); i++) {
+        compare_model(test_data("mtp/qwen35-mtp/model-f32.gguf"), (float)i);
+        compare_model(test_data("mtp/qwen35moe-mtp/model-f32.gguf"), (float)i);
+    }
+    double greedy = compare_model(test_data("mtp/stories.gguf"), 0);
+    double sampled = compare_model(test_data("mtp/stories.gguf"), 0.8f);
+    test_note("drafts of the story model's block that were right: %.2f, sampled %.2f", greedy,
+              sampled);
+    EXPECT(greedy > 0.7);
+    EXPECT(sampled > 0.4);
+}
