@@ -86,6 +86,8 @@ struct op project_to_residual(const struct emit *e, uint32_t layer, const char *
 /* Parts that layers share, each from norm to residual. is_gated: each query head has a gate after
  * it. */
 int emit_attention(const struct emit *e, uint32_t layer, bool is_gated);
+/* Only what later rows of the layer's attention read. */
+int emit_keys_and_values(const struct emit *e, uint32_t layer);
 int emit_dense(const struct emit *e, uint32_t layer);
 int emit_experts(const struct emit *e, uint32_t layer);
 

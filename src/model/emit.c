@@ -47,44 +47,67 @@ static int emit_qkv(const struct emit *e, uint32_t layer, struct operand *qkv) {
     return plan_add(e->plan, &op, e->err);
 }
 
+static void find_cache(const struct emit *e, struct operand *keys, struct operand *values) {
+    const struct config *c = &e->m->config;
+    const uint32_t dims[4] = {c->head_width, IO_PAGE_POSITIONS, c->kv_heads, e->options->n_pages};
+    *keys = e->cache ? e->cache[0] : plan_state(e->plan, e->options->kv_type, dims);
+    *values = e->cache ? e->cache[1] : plan_state(e->plan, e->options->kv_type, dims);
+}
+
+/* What all ATTENDs have, with keys and values in these columns of `in`. */
+static struct op attend_of(const struct emit *e, uint32_t layer, struct operand in,
+                           uint32_t k_column) {
+    const struct layer *l = &e->m->layers[layer];
+    const struct config *c = &e->m->config;
+    struct op op = {
+        .kind = OP_ATTEND,
+        .layer = (int32_t)layer,
+        .role = "mix",
+        .attend = {.in = in,
+                   .q_stride = c->head_width,
+                   .k_column = k_column,
+                   .v_column = k_column + rows_of(&l->k),
+                   .kv_heads = c->kv_heads,
+                   .head_width = c->head_width,
+                   .rotary = c->rope.dims,
+                   .pairing = c->rope.pairing,
+                   .k_norm = l->k_norm,
+                   .eps = c->eps,
+                   .scale = 1 / sqrtf((float)c->head_width),
+                   .angles = e->angles,
+                   .pages = e->plan->pages},
+    };
+    find_cache(e, &op.attend.keys, &op.attend.values);
+    return op;
+}
+
+int emit_keys_and_values(const struct emit *e, uint32_t layer) {
+    const struct layer *l = &e->m->layers[layer];
+    uint32_t k = rows_of(&l->k), v = rows_of(&l->v);
+    struct op op = project_from_residual(e, layer, "mix in", l->norm);
+    op.project.n_segments = 2;
+    op.project.segments[0] = (struct segment){.weight = l->k, .bias = l->k_bias};
+    op.project.segments[1] = (struct segment){.weight = l->v, .bias = l->v_bias, .column = k};
+    op.project.out = plan_scratch(e->plan, size_plus(k, v));
+    struct op attend = attend_of(e, layer, op.project.out, 0);
+    int status = plan_add(e->plan, &op, e->err);
+    return status ? status : plan_add(e->plan, &attend, e->err);
+}
+
 int emit_attention(const struct emit *e, uint32_t layer, bool is_gated) {
     const struct layer *l = &e->m->layers[layer];
     const struct config *c = &e->m->config;
     uint32_t width = c->head_width, stride = is_gated ? 2 * width : width;
-    const uint32_t cache[4] = {width, IO_PAGE_POSITIONS, c->kv_heads, e->options->n_pages};
-    struct operand qkv, keys, values;
-    keys = e->cache ? e->cache[0] : plan_state(e->plan, e->options->kv_type, cache);
-    values = e->cache ? e->cache[1] : plan_state(e->plan, e->options->kv_type, cache);
+    struct operand qkv;
     int status = emit_qkv(e, layer, &qkv);
     if (status)
         return status;
     struct operand mixed = plan_scratch(e->plan, c->q_width);
-    struct op attend = {
-        .kind = OP_ATTEND,
-        .layer = (int32_t)layer,
-        .role = "mix",
-        .attend =
-            {
-                .in = qkv,
-                .q_stride = stride,
-                .k_column = rows_of(&l->q),
-                .v_column = rows_of(&l->q) + rows_of(&l->k),
-                .heads = c->heads,
-                .kv_heads = c->kv_heads,
-                .head_width = width,
-                .rotary = c->rope.dims,
-                .pairing = c->rope.pairing,
-                .q_norm = l->q_norm,
-                .k_norm = l->k_norm,
-                .eps = c->eps,
-                .scale = 1 / sqrtf((float)width),
-                .angles = e->angles,
-                .keys = keys,
-                .values = values,
-                .pages = e->plan->pages,
-                .out = mixed,
-            },
-    };
+    struct op attend = attend_of(e, layer, qkv, rows_of(&l->q));
+    attend.attend.heads = c->heads;
+    attend.attend.q_stride = stride;
+    attend.attend.q_norm = l->q_norm;
+    attend.attend.out = mixed;
     struct op out = project_to_residual(e, layer, "mix out", mixed,
                                         (struct segment){.weight = l->o, .bias = l->o_bias});
     out.project.head_width = width;

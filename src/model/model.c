@@ -321,9 +321,9 @@ static struct draft_state draft_state_of(const struct emit *e) {
     return s;
 }
 
-/* The block up to its residual `y`, for the step's rows. In the trunk's plan, whose residual x is,
- * the rows before it have their hidden state there; in its own plan (x: none) every row continues
- * from its cell. */
+/* The block for the step's rows. In the trunk's plan, whose residual is x, only its keys and
+ * values: what drafts later attend to. In its own plan (x: none), where every row continues from
+ * its cell, all of it, up to its residual y. */
 static int emit_draft_layer(const struct emit *e, const struct draft_state *s, struct operand x,
                             struct operand y) {
     const struct draft_block *b = &e->m->draft;
@@ -355,7 +355,10 @@ static int emit_draft_layer(const struct emit *e, const struct draft_state *s, s
         status = plan_add(e->plan, &join, e->err);
     if (!status)
         status = plan_add(e->plan, &project, e->err);
-    return status ? status : e->m->arch->emit_layer(&block, c->n_layers);
+    if (status)
+        return status;
+    return x.n_dims ? emit_keys_and_values(&block, c->n_layers)
+                    : e->m->arch->emit_layer(&block, c->n_layers);
 }
 
 static int emit_hidden(const struct emit *e, const struct draft_state *s, struct operand x,

@@ -174,7 +174,10 @@ static uint64_t touched(const struct op *op, const struct operand *o, bool is_wr
     if (has_cells && o->region == REGION_STATE)
         return operand_bytes(o) / o->dims[o->n_dims - 1] * use.sequences;
     if (op->kind == OP_ATTEND && (o == &op->attend.keys || o == &op->attend.values))
-        return (is_write ? use.rows : (uint64_t)use.context * use.sequences) * o->dims[2] * row;
+        return o->dims[2] * row *
+               (is_write           ? use.rows
+                : op->attend.heads ? (uint64_t)use.context * use.sequences
+                                   : 0);
     bool is_expert = (op->kind == OP_EXPERTS_IN || op->kind == OP_EXPERTS_OUT) && o->n_dims == 3 &&
                      o->region == REGION_WEIGHTS;
     if (is_expert)

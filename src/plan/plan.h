@@ -98,7 +98,8 @@ struct op_delta {
 
 enum rope_pairing { ROPE_HALVES, ROPE_NEIGHBOURS }; /* (i, i + n/2) or (2i, 2i + 1) */
 
-/* Attention of each row to its sequence up to itself; keys and values stored on the way.
+/* Attention of each row to its sequence up to itself; keys and values stored on the way. Without
+ * heads they are only stored, and there is no `out`.
  * Rows of the running segment are taken from `in`, rounded to the cache's type first. */
 struct op_attend {
     struct operand in;             /* (R, ...) f32: heads of q (q_stride apart), then k, then v */

@@ -293,11 +293,13 @@ static void combine_parts(struct cpu_step *s, const struct op_attend *a, uint32_
 
 void cpu_attend(struct cpu_step *s) {
     const struct op_attend *a = &s->op->op->attend;
+    store_rows(s, a);
+    if (a->heads == 0)
+        return;
     uint32_t max_rows = ATTEND_QUERIES / (a->heads / a->kv_heads),
              enough = 4 * (uint32_t)s->threads;
     uint32_t n_blocks = 0;
     struct blocks b = {.rows = max_rows};
-    store_rows(s, a);
     while (next_block(s, a, &b))
         n_blocks++;
     uint64_t splits = b.now.at + b.now.n_splits;

@@ -137,32 +137,41 @@ static void let_go(struct backend *b, const struct operand *o) {
         madvise(b->region[REGION_WEIGHTS] + begin, end - begin, MADV_DONTNEED);
 }
 
-/* Lists what will be packed; plans share weights, so the first plan has them all. */
-static int list_packed(struct backend *b, const struct plan *plan, struct err *err) {
+static void list_op(struct backend *b, const struct op *op) {
     const struct operand *weights[MAX_WEIGHTS];
     bool is_f32[MAX_WEIGHTS];
-    b->packed = calloc(plan->n_ops * MAX_WEIGHTS + 1, sizeof *b->packed);
+    uint32_t n = kernel_weights(op, weights, is_f32);
+    for (uint32_t k = 0; k < n; k++) {
+        const struct operand *o = weights[k];
+        const struct kernel *kernel = o->n_dims ? kernel_for(b, o, is_f32[k]) : NULL;
+        if (!kernel || !kernel->pack || find_packed(b, o, kernel))
+            continue;
+        uint64_t plane;
+        count_released(b, o);
+        CHECK(size_align(kernel->packed_bytes(o->dims[0], o->dims[1]), 64, &plane));
+        b->packed[b->n_packed++] = (struct cpu_packed){.offset = o->offset,
+                                                       .kernel = kernel,
+                                                       .at = b->packed_bytes,
+                                                       .plane_bytes = plane,
+                                                       .bytes = plane * o->dims[2],
+                                                       .operand = o};
+        b->packed_bytes += plane * o->dims[2];
+    }
+}
+
+/* Lists what will be packed. Plans share weights: steps of one model all of them, those of its
+ * draft block some. */
+static int list_packed(struct backend *b, struct plan *const *plans, uint32_t n_plans,
+                       struct err *err) {
+    uint64_t n_ops = 0;
+    for (uint32_t i = 0; i < n_plans; i++)
+        n_ops += plans[i]->n_ops;
+    b->packed = calloc(n_ops * MAX_WEIGHTS + 1, sizeof *b->packed);
     if (!b->packed)
         return err_memory(err, "the list of packed weights");
-    for (uint32_t i = 0; i < plan->n_ops; i++) {
-        uint32_t n = kernel_weights(&plan->ops[i], weights, is_f32);
-        for (uint32_t k = 0; k < n; k++) {
-            const struct operand *o = weights[k];
-            const struct kernel *kernel = o->n_dims ? kernel_for(b, o, is_f32[k]) : NULL;
-            if (!kernel || !kernel->pack || find_packed(b, o, kernel))
-                continue;
-            uint64_t plane;
-            count_released(b, o);
-            CHECK(size_align(kernel->packed_bytes(o->dims[0], o->dims[1]), 64, &plane));
-            b->packed[b->n_packed++] = (struct cpu_packed){.offset = o->offset,
-                                                           .kernel = kernel,
-                                                           .at = b->packed_bytes,
-                                                           .plane_bytes = plane,
-                                                           .bytes = plane * o->dims[2],
-                                                           .operand = o};
-            b->packed_bytes += plane * o->dims[2];
-        }
-    }
+    for (uint32_t p = 0; p < n_plans; p++)
+        for (uint32_t i = 0; i < plans[p]->n_ops; i++)
+            list_op(b, &plans[p]->ops[i]);
     return SLUICE_OK;
 }
 
@@ -335,7 +344,7 @@ static int cpu_predict(struct backend *b, struct plan *const *plans, uint32_t n_
     uint64_t bytes[REGION_COUNT];
     int status = check_plans(plans, n_plans, err);
     if (!status)
-        status = list_packed(&probe, plans[0], err);
+        status = list_packed(&probe, plans, n_plans, err);
     free(probe.packed);
     if (status)
         return status;
@@ -474,7 +483,7 @@ static int cpu_load(struct backend *b, struct backend_weights weights, struct pl
     cut_workspace(b, &cutter, &needs, b->scratch);
     float *taps = cut(&cutter, needs.taps, sizeof(float));
     b->packed_bytes = 0; /* counted again while listing */
-    if ((status = list_packed(b, plans[0], err)))
+    if ((status = list_packed(b, plans, n_plans, err)))
         return status;
     for (uint32_t i = 0; i < b->n_packed; i++) {
         const struct operand *o = b->packed[i].operand;

@@ -6,7 +6,8 @@
  *                                                      attend_wide_*         (sm_90 alone)
  *   q8_0 and q4_0, these heads and      up to 15       attend_rope_store, attend_staged_*
  *   heads of 96, fp16 too               more           and attend_wide_*     (sm_90 alone)
- *   everything else                                    attend_rope_store, attend_fallback_* */
+ *   everything else                                    attend_rope_store, attend_fallback_*
+ *   no heads                                           attend_rope_store */
 #include "backend/cuda/ops/attend.h"
 
 #include "backend/cuda/host/cuda.h"
@@ -283,6 +284,8 @@ int record_attend(struct recorder *r, const struct op *op) {
         return status;
     const struct tensor_kernels *tensor = tensor_kernels(a);
     struct attend_params p = params_of(r, a);
+    if (a->heads == 0)
+        return launch_rope_store(r, &p);
     if (tensor)
         plan_tensor_splits(&p, tensor->fused);
     else
