@@ -98,7 +98,7 @@ static const struct {
     {"--mlock", "memory is not locked; leave it out, and turn swap off if weights must stay"},
     {"--no-warmup --warmup --check-tensors --perf --no-perf --no-op-offload --no-repack --swa-full", "there is no need for it here; leave it out"},
     {"-hf -hfr --hf-repo -hff --hf-file -hft --hf-token -mu --model-url -dr --docker-repo --offline", "models are not downloaded; give a GGUF file or a folder with -m"},
-    {"-md --model-draft --draft-* -devd -ngld -cd", "there are no draft models; --draft N guesses from the text itself"},
+    {"-md --model-draft --draft-* -devd -ngld -cd", "there are no draft models; --draft N guesses from the text itself, --mtp N by the model's own block"},
     {"--lora* --control-vector* --mmproj* -mm --image --audio", "adapters, images and audio are not supported"},
     {"--rope-* --yarn-* --override-kv", "it is read from the model's file; leave it out"},
     {"--samplers --sampler-seq --sampling-seq --typical --typical-p --mirostat* --dry-* --xtc-* --dynatemp-* --top-nsigma --top-n-sigma", "there is no such sampler; use --temp, --top-k, --top-p, --min-p or the penalties"},
