@@ -4,14 +4,17 @@
  * given depth: a sequence of that length is made once and forked for every repeat. Reported are the
  * median of the repeats and their spread: (largest - smallest) / median. A single sequence also
  * copies its logits to the host at every token; several only the token picked. With --scheduler the
- * same tokens are generated once more, by requests through the scheduler. With --trace requests of
- * a file are replayed instead: bench_trace.h. */
+ * same tokens are generated once more, by requests through the scheduler; with --mtp some with
+ * drafts by the model's own block: bench_drafts.h. With --trace requests of a file are replayed
+ * instead: bench_trace.h. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/cpu.h"
+#include "base/size.h"
+#include "cmd/bench_drafts.h"
 #include "cmd/bench_scheduler.h"
 #include "cmd/bench_trace.h"
 #include "cmd/cmd.h"
@@ -43,6 +46,7 @@ struct figure {
 /* What a run measured; a median of 0: not asked for. */
 struct measured {
     struct figure prefill, decode, scheduled;
+    struct bench_drafts drafts[MAX_MTP]; /* of 1, 2 ... tokens each */
     double bandwidth;
     struct sluice_counters counters;
 };
@@ -122,6 +126,32 @@ static int time_scheduler(struct bench *b, double *rate) {
     return exit;
 }
 
+/* Passes with drafts, of as many tokens as --mtp says and of fewer. */
+static int time_drafts(struct bench *b, struct bench_drafts *drafts) {
+    int batch = b->common.batch, exit = 0;
+    sluice_seq **seqs = calloc((size_t)batch, sizeof *seqs);
+    if (!seqs)
+        return complain(EXIT_WORLD, "out of memory for %d sequences", batch);
+    for (int n = 1; !exit && n <= b->common.mtp; n++) {
+        for (int i = 0; !exit && i < batch; i++) {
+            exit = begin(b, &seqs[i]);
+            if (!exit && sluice_seq_feed(seqs[i], b->prompt + i % 2, 1))
+                exit = fail_engine(b->engine);
+        }
+        drafts[n - 1] = (struct bench_drafts){.engine = b->engine,
+                                              .seqs = seqs,
+                                              .n_seqs = (uint32_t)batch,
+                                              .n_drafts = (uint32_t)n,
+                                              .n_passes = (uint32_t)(b->n_new / (n + 1))};
+        if (!exit)
+            exit = bench_drafts(&drafts[n - 1]);
+        for (int i = 0; i < batch; i++)
+            sluice_seq_close(seqs[i]);
+    }
+    free(seqs);
+    return exit;
+}
+
 static double processor_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -142,6 +172,18 @@ static int repeat(struct bench *b, int (*once)(struct bench *, double *), struct
 }
 
 /* ---- what is said ------------------------------------------------------------------------- */
+
+/* How many lines there are on drafts. */
+static int drafts_of(const struct bench *b) {
+    return b->n_new ? b->common.mtp : 0;
+}
+
+static void print_drafts(const struct bench_drafts *d) {
+    printf("drafts %u: %.3f ms, the step %.3f ms; %.1f tok/s if all are right, %.1f if 4 of 5 are; "
+           "%llu of %llu were here\n",
+           d->n_drafts, 1e3 * d->draft_seconds, 1e3 * d->step_seconds, bench_drafts_rate(d, 1),
+           bench_drafts_rate(d, 0.8), (unsigned long long)d->kept, (unsigned long long)d->drafted);
+}
 
 static void print_json(const struct bench *b, const struct measured *f) {
     const struct figure *prefill = &f->prefill, *decode = &f->decode, *scheduled = &f->scheduled;
@@ -164,6 +206,12 @@ static void print_json(const struct bench *b, const struct measured *f) {
         printf(", \"scheduler\": {\"tok_s\": %.3f, \"spread\": %.4f, \"of_decode\": %.4f, "
                "\"own_us\": %.2f}",
                scheduled->median, scheduled->spread, scheduled->median / decode->median, b->own_us);
+    for (int i = 0; i < drafts_of(b); i++)
+        printf("%s{\"n\": %d, \"draft_ms\": %.4f, \"step_ms\": %.4f, \"drafted\": %llu, \"kept\": "
+               "%llu}%s",
+               i ? ", " : ", \"drafts\": [", i + 1, 1e3 * f->drafts[i].draft_seconds,
+               1e3 * f->drafts[i].step_seconds, (unsigned long long)f->drafts[i].drafted,
+               (unsigned long long)f->drafts[i].kept, i + 1 == drafts_of(b) ? "]" : "");
     printf(", \"steps\": %llu, \"submissions\": %llu, \"waits\": %llu, \"host_copies\": %llu, "
            "\"drafted\": %llu, \"drafts_kept\": %llu, \"memory_bytes\": %llu}\n",
            (unsigned long long)c->steps, (unsigned long long)c->submissions,
@@ -191,6 +239,8 @@ static void print_text(const struct bench *b, const struct measured *f) {
             "own a submission\n",
             scheduled->median, 100 * scheduled->spread, 100 * scheduled->median / decode->median,
             b->own_us);
+    for (int i = 0; i < drafts_of(b); i++)
+        print_drafts(&f->drafts[i]);
     printf("%llu steps, %llu submissions, %llu waits, %llu host copies, %llu of %llu drafts kept\n",
            (unsigned long long)c->steps, (unsigned long long)c->submissions,
            (unsigned long long)c->waits, (unsigned long long)c->host_copies,
@@ -217,6 +267,8 @@ static int run(struct bench *b) {
         exit = repeat(b, time_decode, &f.decode);
     if (!exit && b->has_scheduler)
         exit = repeat(b, time_scheduler, &f.scheduled);
+    if (!exit && drafts_of(b))
+        exit = time_drafts(b, f.drafts);
     if (exit)
         return exit;
     uint32_t batch = (uint32_t)b->common.batch, depth = (uint32_t)(b->depth + b->n_new / 2);
@@ -250,6 +302,9 @@ static int check(const struct bench *b) {
             OPTS_GO_ON ||
         (exit = check_range("bench", "--repeats", b->repeats, 1, MAX_REPEATS)) != OPTS_GO_ON)
         return exit;
+    if (b->common.mtp > 0 && b->common.batch > 256 / b->common.mtp)
+        return complain(EXIT_USAGE, "bench: --mtp %d is given for --batch %d, expected at most %d",
+                        b->common.mtp, b->common.batch, 256 / b->common.mtp);
     if (b->n_prompt == 0 && b->n_new == 0)
         return complain(EXIT_USAGE, "bench: -p and -n are both 0, expected one of them to be more");
     if (b->has_scheduler && (b->depth > 0 || b->n_new == 0))
@@ -283,6 +338,8 @@ static int replay(struct bench *b) {
 static struct sluice_engine_options options_of(const struct bench *b) {
     struct sluice_engine_options o = common_engine(&b->common);
     o.sequences += b->depth > 0;
+    o.draft_block = (uint32_t)b->common.mtp;
+    o.drafts = max_u32(o.drafts, (uint32_t)(b->common.batch * b->common.mtp));
     if (b->common.context >= 0)
         return o;
     o.context = b->trace ? (int64_t)trace_longest(b->trace)
@@ -324,6 +381,7 @@ int cmd_bench(int argc, char **argv) {
             common_opts(opts, 10, &b.common, WITH_ENGINE | WITH_CACHE | WITH_DRAFT | WITH_JSON),
         .model = &b.common.model,
     };
+    b.common.mtp = 0;
     int exit = opts_parse(&usage, argc, argv, NULL);
     if (exit == OPTS_GO_ON)
         exit = check(&b);

@@ -49,6 +49,7 @@ enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 /* What is being written; after a failure the other calls do nothing. */
 struct maker {
     const struct shape *shape;
+    bool has_draft_block; /* the name ends in "-mtp" */
     const struct mixture *mixture;
     struct mixture_file file;
     struct gguf_writer *writer;
@@ -162,6 +163,28 @@ static void add_ffn(struct maker *m, int i) {
     add_matrix(m, i, "ffn_down_shexp", s->shared, s->hidden, 0);
 }
 
+static void add_layer(struct maker *m, int i, bool is_recurrent) {
+    const struct shape *s = m->shape;
+    add_vector(m, i, "attn_norm.weight", s->hidden, 0, 1);
+    add_vector(m, i, s->key_heads ? "post_attention_norm.weight" : "ffn_norm.weight", s->hidden, 0,
+               1);
+    if (is_recurrent)
+        add_delta(m, i);
+    else
+        add_attention(m, i);
+    add_ffn(m, i);
+}
+
+static void add_draft_block(struct maker *m) {
+    const struct shape *s = m->shape;
+    int i = (int)s->layers;
+    add_layer(m, i, false);
+    add_matrix(m, i, "nextn.eh_proj", 2 * s->hidden, s->hidden, 0);
+    add_vector(m, i, "nextn.enorm.weight", s->hidden, 0, 1);
+    add_vector(m, i, "nextn.hnorm.weight", s->hidden, 0, 1);
+    add_vector(m, i, "nextn.shared_head_norm.weight", s->hidden, 0, 1);
+}
+
 static void add_tensors(struct maker *m) {
     const struct shape *s = m->shape;
     bool is_hybrid = s->key_heads > 0;
@@ -170,16 +193,10 @@ static void add_tensors(struct maker *m) {
     add_vector(m, -1, "output_norm.weight", s->hidden, 0, 1);
     if (!s->is_tied)
         add_matrix(m, -1, "output", s->hidden, s->vocab, 0);
-    for (int i = 0; i < (int)s->layers; i++) {
-        add_vector(m, i, "attn_norm.weight", s->hidden, 0, 1);
-        add_vector(m, i, is_hybrid ? "post_attention_norm.weight" : "ffn_norm.weight", s->hidden, 0,
-                   1);
-        if (is_hybrid && (i + 1) % 4)
-            add_delta(m, i);
-        else
-            add_attention(m, i);
-        add_ffn(m, i);
-    }
+    for (int i = 0; i < (int)s->layers; i++)
+        add_layer(m, i, is_hybrid && (i + 1) % 4);
+    if (m->has_draft_block)
+        add_draft_block(m);
 }
 
 /* ---- keys --------------------------------------------------------------------------------- */
@@ -227,7 +244,9 @@ static void add_config(struct maker *m) {
     add_number(m, "vocab_size", s->vocab);
     add_number(m, "context_length", is_hybrid ? 262144 : 8192);
     add_number(m, "embedding_length", s->hidden);
-    add_number(m, "block_count", s->layers);
+    add_number(m, "block_count", s->layers + m->has_draft_block);
+    if (m->has_draft_block)
+        add_number(m, "nextn_predict_layers", 1);
     add_number(m, "attention.head_count", s->heads);
     add_number(m, "attention.head_count_kv", s->kv_heads);
     add_number(m, "attention.key_length", s->head_width);
@@ -298,15 +317,20 @@ static int find_shape(const char *path, struct maker *m, struct err *err) {
     const char *colon = memchr(rest.at, ':', rest.len);
     struct str name = {rest.at, colon ? (size_t)(colon - rest.at) : rest.len};
     char names[256] = "";
+    m->has_draft_block = str_ends(name, "-mtp");
+    if (m->has_draft_block)
+        name.len -= strlen("-mtp");
     for (size_t i = 0, used = 0; i < N_SHAPES; i++) {
         used += (size_t)snprintf(names + used, sizeof names - used, " %s", shapes[i].name);
         if (str_equal(name, str_of(shapes[i].name)))
             m->shape = &shapes[i];
     }
     m->mixture = colon ? mixture_find(colon + 1) : NULL;
-    if (!m->shape)
-        return err_set(err, SLUICE_ERR_ARGUMENT, "%s: the model is '%.*s', expected one of%s", path,
-                       STR_ARG(name), names);
+    if (!m->shape || (m->has_draft_block && !m->shape->key_heads))
+        return err_set(err, SLUICE_ERR_ARGUMENT,
+                       "%s: the model is '%.*s', expected one of%s; "
+                       "those of qwen35 may end in -mtp",
+                       path, STR_ARG(name), names);
     if (!m->mixture)
         return err_set(err, SLUICE_ERR_ARGUMENT, "%s: the type is '%s', expected one of %s %s",
                        path, colon ? colon + 1 : "", mixture_names(), mixture_read_names());
