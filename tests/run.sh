@@ -142,10 +142,10 @@ check_vulkan() {
     [ ! -f /usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json ] || validate=1
     suite "Vulkan, ops" env SLUICE_VULKAN_VALIDATE=$validate build/tests-vulkan vulkan_
     suite "Vulkan, models" env SLUICE_VULKAN_VALIDATE=$validate build/tests-vulkan "$@"
-    suite "Vulkan, stages" env SLUICE_VULKAN_STAGES=1 build/tests-vulkan stages_ device_greedy device_one_sub vulkan_bursts
+    suite "Vulkan, stages" env SLUICE_VULKAN_STAGES=1 build/tests-vulkan stages_ device_greedy device_one_sub vulkan_bursts vulkan_drafts vulkan_join
     suite "Vulkan, matrices" env SLUICE_VULKAN_PLAIN=matrix build/tests-vulkan vulkan_project_matrices
     suite "Vulkan, subgroups of 4" env LP_NATIVE_VECTOR_WIDTH=128 build/tests-vulkan $narrow
-    suite "Vulkan, small workgroups" env SLUICE_VULKAN_PLAIN=1 build/tests-vulkan vulkan_pick
+    suite "Vulkan, small workgroups" env SLUICE_VULKAN_PLAIN=1 build/tests-vulkan vulkan_pick vulkan_join
 }
 
 # Types with a grid against gguf-py, on random blocks.

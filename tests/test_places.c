@@ -27,5 +27,9 @@ TEST(places_keep_the_first_of_a_weight) {
         const struct place *p = places_find(list, n, sizeof *list, &before[i].operand);
         EXPECT_INT(p->number, found[i]);
     }
+    const struct operand other = place_at(512, 3, 0).operand;
+    EXPECT(places_look_up(list, n, sizeof *list, &before[0].operand) != NULL);
+    EXPECT(places_look_up(list, n, sizeof *list, &other) == NULL);
+    EXPECT(places_look_up(NULL, 0, sizeof *list, &other) == NULL);
     EXPECT_INT(places_sort(list, 0, sizeof *list), 0);
 }

@@ -28,8 +28,13 @@ uint32_t places_sort(void *table, uint32_t n, size_t size) {
     return kept;
 }
 
+const void *places_look_up(const void *table, uint32_t n, size_t size,
+                           const struct operand *weight) {
+    return n ? bsearch(weight, table, n, size, compare) : NULL;
+}
+
 const void *places_find(const void *table, uint32_t n, size_t size, const struct operand *weight) {
-    const void *found = bsearch(weight, table, n, size, compare);
+    const void *found = places_look_up(table, n, size, weight);
     CHECK(found);
     return found;
 }

@@ -11,7 +11,10 @@
  * those for the same weight. Returns how many are left. */
 uint32_t places_sort(void *table, uint32_t n, size_t size);
 
-/* The element of a weight, which must be there. */
+/* The element of a weight; NULL: it is not there. */
+const void *places_look_up(const void *table, uint32_t n, size_t size,
+                           const struct operand *weight);
+/* The same of one that must be there. */
 const void *places_find(const void *table, uint32_t n, size_t size, const struct operand *weight);
 
 #endif

@@ -233,6 +233,39 @@ TEST(stages_without_barriers_are_those_with_them) {
     sluice_model_close(model);
 }
 
+static uint32_t n_stages; /* dispatches that wait or are counted */
+
+static void VKAPI_PTR count_stages(VkCommandBuffer commands, VkPipelineLayout layout,
+                                   VkShaderStageFlags stages, uint32_t at, uint32_t bytes,
+                                   const void *from) {
+    n_stages += ((const struct vulkan_io_at *)from)->stage != 0;
+    driver.cmd_push(commands, layout, stages, at, bytes, from);
+}
+
+/* Only there are the counters set back. */
+TEST(stages_are_those_of_plans_of_one_row) {
+    setenv("SLUICE_VULKAN_STAGES", "1", 1);
+    begin_faults();
+    vk.cmd_push = count_stages;
+    for (uint32_t rows = 1; rows <= 4; rows += 3) {
+        const struct plan_options options = {.max_rows = rows};
+        struct op op = {.kind = OP_HIDDEN, .role = "hidden"};
+        struct rig r;
+        n_stages = 0;
+        rig_begin(&r, 1, &options);
+        op.hidden = (struct op_hidden){.x = rig_rows(&r, 64, 1),
+                                       .norm = rig_tensor(&r, DT_F32, (uint32_t[4]){64}, 1),
+                                       .state = plan_state(r.plan, DT_F32, (uint32_t[4]){64, 2}),
+                                       .eps = 1e-5f};
+        rig_add(&r, &op);
+        EXPECT(rig_open(&r));
+        EXPECT(rows == 1 ? n_stages > 0 : n_stages == 0);
+        rig_end(&r);
+    }
+    end_faults();
+    unsetenv("SLUICE_VULKAN_STAGES");
+}
+
 /* The wait ends, and so does the step, with an error. */
 TEST(stages_that_do_not_end_are_an_error) {
     sluice_model *model = open_model();

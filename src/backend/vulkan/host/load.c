@@ -59,32 +59,50 @@ static int check_type(const struct plan *plan, uint32_t i, const struct operand 
                    plan_op_text(plan, i, text, sizeof text), dtype_name(o->type), types);
 }
 
-/* Plans share their weights: those of the first are those of all. */
+/* Those weights of op i that are not among the first n_sorted places. */
+static int add_places(struct backend *b, struct plan *plan, uint32_t i, uint32_t n_sorted,
+                      struct err *err) {
+    struct operand_ref refs[MAX_OPERANDS];
+    uint32_t n = op_operands(&plan->ops[i], refs);
+    for (uint32_t k = 0; k < n; k++) {
+        const struct operand *o = refs[k].at;
+        if (o->region != REGION_WEIGHTS ||
+            places_look_up(b->places, n_sorted, sizeof *b->places, o))
+            continue;
+        int status = check_type(plan, i, o, err);
+        if (status)
+            return status;
+        CHECK(o->stride == o->dims[0]);
+        b->places[b->n_places++] = place_of(b, o);
+    }
+    return SLUICE_OK;
+}
+
+static int place_plan(struct backend *b, struct plan *plan, struct err *err) {
+    uint32_t n_sorted = b->n_places;
+    size_t most = n_sorted + (size_t)plan->n_ops * MAX_OPERANDS + 1;
+    struct vulkan_place *more = realloc(b->places, most * sizeof *more);
+    if (!more)
+        return err_memory(err, "the table of weights");
+    b->places = more;
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        int status = add_places(b, plan, i, n_sorted, err);
+        if (status)
+            return status;
+    }
+    if (b->n_places > n_sorted)
+        b->n_places = places_sort(b->places, b->n_places, sizeof *b->places);
+    return SLUICE_OK;
+}
+
+/* Plans share their weights, but a draft plan may have some of its own. */
 int vulkan_place_weights(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                          struct err *err) {
-    (void)n_plans;
-    struct plan *plan = plans[0];
-    free(b->places);
+    int status = SLUICE_OK;
     b->n_places = 0;
-    b->places = calloc((size_t)plan->n_ops * MAX_OPERANDS + 1, sizeof *b->places);
-    if (!b->places)
-        return err_memory(err, "the table of weights");
-    for (uint32_t i = 0; i < plan->n_ops; i++) {
-        struct operand_ref refs[MAX_OPERANDS];
-        uint32_t n = op_operands(&plan->ops[i], refs);
-        for (uint32_t k = 0; k < n; k++) {
-            const struct operand *o = refs[k].at;
-            if (o->region != REGION_WEIGHTS)
-                continue;
-            int status = check_type(plan, i, o, err);
-            if (status)
-                return status;
-            CHECK(o->stride == o->dims[0]);
-            b->places[b->n_places++] = place_of(b, o);
-        }
-    }
-    b->n_places = places_sort(b->places, b->n_places, sizeof *b->places);
-    return SLUICE_OK;
+    for (uint32_t i = 0; !status && i < n_plans; i++)
+        status = place_plan(b, plans[i], err);
+    return status;
 }
 
 /* ---- buffers ------------------------------------------------------------------------------ */

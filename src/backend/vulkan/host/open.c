@@ -637,9 +637,8 @@ static int compare_spans(const void *a, const void *b) {
     return x->from < y->from ? -1 : x->from > y->from;
 }
 
-/* The operands in STATE, by offset; returns how many. spans: for all operands of the plan. */
-static uint32_t list_state(struct plan *plan, struct span *spans) {
-    uint32_t n = 0;
+/* A plan's operands in STATE, after the first n of the spans; returns how many there are then. */
+static uint32_t add_spans(struct plan *plan, struct span *spans, uint32_t n) {
     for (uint32_t i = 0; i < plan->n_ops; i++) {
         struct operand_ref refs[MAX_OPERANDS];
         uint32_t n_refs = op_operands(&plan->ops[i], refs);
@@ -648,8 +647,22 @@ static uint32_t list_state(struct plan *plan, struct span *spans) {
                 spans[n++] = (struct span){refs[k].at->offset,
                                            refs[k].at->offset + operand_bytes(refs[k].at)};
     }
-    qsort(spans, n, sizeof *spans, compare_spans);
     return n;
+}
+
+/* The operands in STATE of all plans, by offset: a draft plan has not all that others have. NULL:
+ * there is no memory. */
+static struct span *list_state(struct plan *const *plans, uint32_t n_plans, uint32_t *n) {
+    size_t most = 1;
+    for (uint32_t i = 0; i < n_plans; i++)
+        most += (size_t)plans[i]->n_ops * MAX_OPERANDS;
+    struct span *spans = calloc(most, sizeof *spans);
+    *n = 0;
+    for (uint32_t i = 0; spans && i < n_plans; i++)
+        *n = add_spans(plans[i], spans, *n);
+    if (spans)
+        qsort(spans, *n, sizeof *spans, compare_spans);
+    return spans;
 }
 
 static int add_state_buffer(struct backend *b, uint64_t begin, uint64_t end, struct err *err) {
@@ -662,14 +675,15 @@ static int add_state_buffer(struct backend *b, uint64_t begin, uint64_t end, str
 }
 
 /* STATE in as few buffers as the device allows, cut between operands. */
-static int make_state(struct backend *b, struct plan *plan, uint64_t bytes, struct err *err) {
+static int make_state(struct backend *b, struct plan *const *plans, uint32_t n_plans,
+                      uint64_t bytes, struct err *err) {
     enum { PIECE_BYTES = 1 << 30 };
     uint64_t limit = b->max_allocation < PIECE_BYTES ? b->max_allocation : PIECE_BYTES;
     uint64_t begin = 0, end = 0; /* of the next buffer; of the operands so far */
-    struct span *spans = calloc((size_t)plan->n_ops * MAX_OPERANDS + 1, sizeof *spans);
+    uint32_t n;
+    struct span *spans = list_state(plans, n_plans, &n);
     if (!spans)
         return err_memory(err, "the table of state");
-    uint32_t n = list_state(plan, spans);
     int status = SLUICE_OK;
     for (uint32_t i = 0; !status && i <= n; i++) {
         bool is_cut = i == n || (spans[i].to - begin > limit && spans[i].from >= end &&
@@ -693,7 +707,7 @@ static int vulkan_load(struct backend *b, struct backend_weights weights, struct
     int status;
     if ((status = vulkan_enter(b, err)) || (status = survey(b, plans, n_plans, &m, err)) ||
         (status = vulkan_make_weights(b, weights, err)) ||
-        (status = make_state(b, plans[0], m.state, err)) ||
+        (status = make_state(b, plans, n_plans, m.state, err)) ||
         (status = make_region(b, VULKAN_SCRATCH, m.scratch, "scratch", err)) ||
         (status = make_region(b, VULKAN_WORK, b->work_bytes, "workspace", err)) ||
         (status = make_region(b, VULKAN_TABLES, b->table_bytes, "tables", err)) ||

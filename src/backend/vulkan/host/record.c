@@ -336,6 +336,11 @@ void vulkan_encode(const struct backend *b, VkCommandBuffer commands,
     }
 }
 
+/* Whether stages of a plan may follow each other without barriers: counters are set back then. */
+static bool has_stages(const struct vulkan_features *can, const struct plan *plan) {
+    return can->starts_in_order && plan->max_rows == 1;
+}
+
 static int make_commands(struct backend *b, struct vulkan_recording *from, VkCommandBuffer *out,
                          struct err *err) {
     const VkCommandBufferAllocateInfo info = {
@@ -350,7 +355,7 @@ static int make_commands(struct backend *b, struct vulkan_recording *from, VkCom
         result = vk.begin_commands(*out, &begin);
     if (result == VK_SUCCESS) {
         barrier(*out, true); /* one for all memory takes 3 us longer on an H200 */
-        vulkan_encode(b, *out, from->nodes, from->n_nodes, b->can.starts_in_order,
+        vulkan_encode(b, *out, from->nodes, from->n_nodes, has_stages(&b->can, from->plan),
                       &from->n_barriers);
         vulkan_full_barrier(*out);
         result = vk.end_commands(*out);
@@ -377,10 +382,9 @@ static int add_reset(struct vulkan_recorder *r) {
 
 static int walk(struct vulkan_recorder *r, uint32_t n_steps) {
     const struct plan *plan = r->plan;
-    bool has_stages = r->can->starts_in_order && plan->max_rows == 1;
     r->n_steps = n_steps;
     for (r->step = 0; r->step < n_steps; r->step++) {
-        int status = has_stages ? add_reset(r) : SLUICE_OK;
+        int status = has_stages(r->can, plan) ? add_reset(r) : SLUICE_OK;
         if (status)
             return status;
         for (r->op = 0; r->op < plan->n_ops; r->op++) {
@@ -437,7 +441,7 @@ static int list_steps(struct backend *b, struct vulkan_recording *into, uint32_t
 /* The burst's list is only needed until it is recorded; what it dispatches the step's list has. */
 static int record_burst(struct backend *b, struct vulkan_recording *into, struct err *err) {
     struct vulkan_recording burst = {.plan = into->plan, .is_greedy = into->is_greedy};
-    int status = list_steps(b, &burst, IO_BURST, err);
+    int status = list_steps(b, &burst, vulkan_burst_steps(into->plan), err);
     if (!status)
         status = vulkan_make_pipelines(b, err);
     if (!status)

@@ -37,7 +37,8 @@ struct vulkan_dispatch {
     uint32_t constants[VULKAN_MAX_CONSTANTS];
     uint32_t n_constants;
     bool needs_full_subgroups; /* the shader numbers its threads by subgroups */
-    bool has_stage; /* the shader waits for the stage before it, and is counted: stage.glsl */
+    bool has_stage; /* the shader waits for the stage before it, and is counted, in a plan of one
+                     * row: stage.glsl */
     bool resets_stages;
     struct vulkan_bind binds[VULKAN_MAX_BINDS];
     uint32_t n_binds;

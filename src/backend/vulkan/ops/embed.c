@@ -55,23 +55,28 @@ static int add_rows(struct vulkan_recorder *r, const struct op_embed *e, uint32_
            .x_stride = e->x.stride};
     struct vulkan_dispatch d = {
         .shader = "embed",
+        .has_stage = true,
         .groups = {div_up(p.k, 32 * EMBED_THREADS), r->plan->max_rows, 1},
         .constants = {EMBED_THREADS, vulkan_weight_type(r, &e->table)},
         .n_constants = 2,
         .binds = {vulkan_io_copy(r, VULKAN_READ), vulkan_matrix_rows(r, &e->table, first, n),
-                  vulkan_operand(r, &e->x, VULKAN_WRITE, &p.x_first), vulkan_grids(r)},
-        .n_binds = 4,
+                  vulkan_operand(r, &e->x, VULKAN_WRITE, &p.x_first), vulkan_grids(r),
+                  vulkan_counter_words(r)},
+        .n_binds = 5,
         .push = &p,
         .push_bytes = sizeof p,
     };
     return vulkan_add(r, &d);
 }
 
-/* None of these waits for another, but pieces of a table that is larger than a buffer may be. */
+/* None of these waits for another, but pieces of a table that is larger than a buffer may be. The
+ * page table is changed once a submission, by its first EMBED: others may be in the middle of a
+ * plan. */
 int vulkan_record_embed(struct vulkan_recorder *r, const struct op *op) {
     const struct op_embed *e = &op->embed;
     uint32_t n = e->table.dims[1], per_bind = vulkan_rows_per_bind(r, &e->table);
-    int status = r->step == 0 && r->plan->pages.n_dims ? add_pages(r) : SLUICE_OK;
+    bool is_begin = r->step == 0 && r->op == 0;
+    int status = is_begin && r->plan->pages.n_dims ? add_pages(r) : SLUICE_OK;
     if (!status && e->freqs.n_dims)
         status = add_angles(r, e);
     for (uint32_t first = 0; !status && first < n; first += per_bind)

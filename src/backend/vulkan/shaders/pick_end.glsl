@@ -52,8 +52,9 @@ bool is_last(uint i, int token) {
 }
 
 // Every sequence goes on from the token that was picked for it; where there is none, from any: the
-// host drops the burst. After a token that ends an answer, or its mask, its recurrent state stays
-// as it is, and all that follows is dropped.
+// host drops the burst. It goes on from the cell that this step stored to, which in a burst of drafts
+// is not the one it began with. After a token that ends an answer, or its mask, its recurrent state
+// stays as it is, and all that follows is dropped.
 void advance(uint t, uint threads) {
     for (uint i = t; i < io_n_outputs(); i += threads) {
         int token = int(io_now[p.io_outputs + 16 * i + 14]);
@@ -61,6 +62,7 @@ void advance(uint t, uint threads) {
         host[p.burst + i * IO_BURST + p.step] = uint(token);
         io_now[p.io_rows + 4 * row] = uint(max(token, 0));
         io_now[p.io_rows + 4 * row + 1]++;
+        io_now[p.io_segments + 4 * segment] = io_now[p.io_to + row];
         io_now[p.io_segments + 4 * segment + 3]++;
         if (!is_last(i, token))
             continue;
