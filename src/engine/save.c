@@ -179,7 +179,7 @@ static int check_header(const struct sluice_engine *e, const char *path, const s
                        "%s: the saved sequence has version %u, expected %d", path, h->version,
                        SAVE_VERSION);
     if (h->fingerprint != own.fingerprint)
-        return damaged(path, "belongs to another model", err);
+        return damaged(path, "belongs to another model, or was made with another --mtp", err);
     if (h->kv_type != own.kv_type)
         return err_set(err, SLUICE_ERR_FORMAT,
                        "%s: the saved sequence has a KV cache (--kv) of %s, expected %s", path,

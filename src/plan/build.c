@@ -173,7 +173,6 @@ int plan_new(struct plan **out, const struct plan_options *options, struct err *
     }
     plan->max_rows = options->max_rows;
     plan->max_outputs = options->max_outputs;
-    plan->burst_steps = options->burst_steps;
     plan->n_vocab = options->n_vocab;
     plan->n_taps = options->n_taps;
     plan->tap_width = options->tap_width;

@@ -13,7 +13,6 @@
 
 struct plan_options {
     uint32_t max_rows, max_outputs;
-    uint32_t burst_steps;   /* steps of a burst of this plan; 0: IO_BURST */
     uint32_t n_slots;       /* sequences */
     uint32_t n_cells;       /* recurrent states: of sequences, and snapshots of them */
     uint32_t n_pages;       /* of KV cache, all sequences together */

@@ -218,7 +218,6 @@ struct plan {
     uint32_t max_rows, max_outputs; /* R and O */
     uint32_t burst_steps;           /* steps of a burst of this plan; 0: IO_BURST */
     uint32_t n_vocab, n_taps, tap_width;
-    uint32_t burst_steps; /* steps of a burst of this plan; 0: IO_BURST */
     struct operand pages; /* (S, pages per sequence) i32 in STATE: the page table that all attention
                            * layers share; none: the plan has no attention */
     struct io_layout io;
