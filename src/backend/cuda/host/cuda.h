@@ -122,7 +122,7 @@ struct cuda_recording {
     struct cuda_node *nodes;
     uint32_t n_nodes, capacity;
     CUgraphExec graph;
-    CUgraphExec burst;             /* IO_BURST steps; NULL: not for this plan */
+    CUgraphExec burst;             /* the steps of a burst; NULL: not for this plan */
     struct cuda_recording *decode; /* for steps whose segments all have one row; NULL: none */
     bool has_logs;                 /* a DELTA leaves rows to the log, see log.c; */
     bool reads_states;        /* a DELTA knows no log, and wants decode segments settled, too */
