@@ -5,6 +5,7 @@
 #include "backend/cuda/host/fatbins.h"
 #include "backend/cuda/ops/project_schedule.h"
 #include "backend/cuda/ops/state.h"
+#include "draft_plans.h"
 #include "model/model.h"
 #include "test.h"
 
@@ -82,6 +83,119 @@ TEST(cuda_host_plans_become_kernels) {
         check_model(models[i], 132, false);
     check_model(models[0], 132, true);
 }
+
+/* ---- draft blocks ------------------------------------------------------------------------- */
+
+static struct operand next_tensor(void *user, enum dtype type, const uint32_t dims[4], float size) {
+    uint64_t *at = user;
+    struct operand o = operand_at(REGION_WEIGHTS, type, *at, dims);
+    (void)size;
+    *at += (operand_bytes(&o) + 255) / 256 * 256;
+    return o;
+}
+
+/* Plans of a trunk with a draft block and of the block, loaded together. */
+static void check_draft_block(struct draft_model *m, uint32_t n_sms, bool is_exact) {
+    static const uint32_t widths[] = {1, 2, 3, 8, 16, 32, 128, 4096}, steps[] = {1, 2, 4, 8, 3};
+    enum { TRUNK = sizeof widths / sizeof *widths, ALL = TRUNK + sizeof steps / sizeof *steps };
+    struct plan *plans[ALL];
+    struct err err = {0};
+    bool is_big = n_sms > 100;
+    struct backend b = {.n_sms = n_sms,
+                        .capability = is_big ? 90 : 80,
+                        .max_shared = is_big ? 227 << 10 : 99 << 10,
+                        .exact = is_exact};
+    uint64_t work[2] = {0}, counters[2] = {0}, at = 0;
+    draft_weights(m, next_tensor, &at);
+    for (uint32_t i = 0; i < ALL; i++) {
+        uint32_t rows = i < TRUNK ? widths[i] : 1u << (i - TRUNK);
+        plans[i] = draft_plan(m, rows, rows < 4 || i >= TRUNK ? rows : 4,
+                              i < TRUNK ? 0 : steps[i - TRUNK]);
+    }
+    int status = cuda_place_weights(&b, plans, ALL, &err);
+    for (int pass = 0; !status && pass < 2; pass++)
+        status = cuda_count(&b, plans, ALL, &work[pass], &counters[pass], &err);
+    if (status)
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+    EXPECT_INT(work[1], work[0]);
+    EXPECT_INT(counters[1], counters[0]);
+    /* What only the block's own plans read is there, too; its head in tiles, its table not. */
+    const struct cuda_place *head = cuda_find_place(&b, &m->draft_head),
+                            *table = cuda_find_place(&b, &m->draft_embed);
+    EXPECT(head->is_tiled == !is_exact && !table->is_tiled);
+    EXPECT(cuda_find_place(&b, &m->norm)->bytes == m->width * sizeof(float));
+    for (uint32_t i = 0; i + 1 < b.n_places; i++)
+        EXPECT(b.places[i].at + b.places[i].bytes <= b.places[i + 1].at);
+    for (uint32_t i = 0; i < ALL; i++) {
+        uint32_t n = i < TRUNK ? IO_BURST : steps[i - TRUNK];
+        EXPECT_INT(plan_burst_steps(plans[i]), n);
+        EXPECT_INT(plan_wants_burst(plans[i]), i < TRUNK ? widths[i] < 8 : n > 1);
+        plan_free(plans[i]);
+    }
+    free(b.places);
+    arena_free(&b.arena);
+}
+
+static struct draft_model draft_model_of(enum dtype type, enum dtype draft_type, uint32_t experts) {
+    return (struct draft_model){.width = 2560,
+                                .heads = 16,
+                                .kv_heads = 4,
+                                .head_width = 256,
+                                .inner = experts ? 512 : 9216,
+                                .vocab = 151936,
+                                .n_layers = 2,
+                                .experts = experts,
+                                .used = experts ? 8 : 0,
+                                .type = type,
+                                .draft_type = draft_type,
+                                .n_slots = 4,
+                                .n_cells = 12,
+                                .pages_per_seq = 16};
+}
+
+TEST(cuda_host_draft_blocks) {
+    static const enum dtype types[][2] = {
+        {DT_Q4_K, DT_Q4_K}, {DT_Q4_K, DT_Q8_0}, {DT_Q8_0, DT_BF16}, {DT_BF16, DT_BF16}};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        struct draft_model m = draft_model_of(types[i][0], types[i][1], 0);
+        check_draft_block(&m, 132, false);
+        check_draft_block(&m, 40, i == 3);
+    }
+    struct draft_model m = draft_model_of(DT_Q4_K, DT_Q8_0, 64);
+    check_draft_block(&m, 132, false);
+}
+
+/* The trunk's products share the kernel that they have without a draft block, which shares it if
+ * it can. */
+TEST(cuda_host_draft_block_has_kernels_of_its_own) {
+    static const struct {
+        enum dtype type, draft_type;
+        uint32_t set, draft_set;
+    } cases[] = {{DT_Q4_K, DT_Q4_K, IS_Q4_K, IS_Q4_K},
+                 {DT_Q4_K, DT_Q8_0, IS_Q4_K, IS_Q8_0},
+                 {DT_BF16, DT_Q6_K, IS_BF16, IS_Q6_K}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (uint32_t steps = 0; steps < 2; steps++) {
+            struct draft_model m = draft_model_of(cases[i].type, cases[i].draft_type, 0);
+            struct backend b = {.n_sms = 132, .capability = 90, .max_shared = 227 << 10};
+            uint64_t at = 0;
+            struct err err = {0};
+            draft_weights(&m, next_tensor, &at);
+            struct plan *plan = draft_plan(&m, 1, 1, steps);
+            struct recorder r = {.plan = plan, .b = &b, .n_sms = 132, .is_counting = true};
+            EXPECT_INT(cuda_place_weights(&b, &plan, 1, &err), SLUICE_OK);
+            project_survey(&r);
+            EXPECT_INT(project_all_types(&r), steps ? 0 : cases[i].set);
+            while (plan->ops[r.op].kind != OP_JOIN)
+                r.op++;
+            r.op++;
+            EXPECT_INT(project_all_types(&r), cases[i].draft_set);
+            plan_free(plan);
+            free(b.places);
+        }
+}
+
+/* ---- the rest ----------------------------------------------------------------------------- */
 
 /* Segments beside each other: no thread block has more than 5 % above its share of the bytes, and
  * nearly all have tiles of both large ones. */

@@ -575,6 +575,192 @@ TEST(ops_share_scales_as_the_plan_says) {
     free(r);
 }
 
+/* ---- JOIN and HIDDEN ---------------------------------------------------------------------- */
+
+enum { JOIN_ROWS = 7, JOIN_WIDTH = 37, JOIN_CELLS = 6 };
+
+/* Weights: two tables, of which token t's rows are the residual and the embedding, and the norms.
+ */
+struct join_rig {
+    struct plan *plan;
+    struct backend *b;
+    struct operand state;
+    struct {
+        float x[JOIN_ROWS][JOIN_WIDTH], embed[JOIN_ROWS][JOIN_WIDTH];
+        float norm[JOIN_WIDTH], embed_norm[JOIN_WIDTH], state_norm[JOIN_WIDTH];
+    } weights;
+    float states[JOIN_CELLS][JOIN_WIDTH]; /* before the step */
+};
+
+static struct operand join_weight(const struct join_rig *r, const void *at, uint32_t rows) {
+    return operand_at(REGION_WEIGHTS, DT_F32, (uint64_t)((const char *)at - (char *)&r->weights),
+                      (uint32_t[4]){JOIN_WIDTH, rows});
+}
+
+static void join_add(struct join_rig *r, const struct op *op) {
+    struct err err = {0};
+    if (plan_add(r->plan, op, &err))
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+}
+
+static void join_open(struct join_rig *r, bool has_x, int threads) {
+    const struct plan_options options = {.max_rows = JOIN_ROWS,
+                                         .max_outputs = JOIN_ROWS,
+                                         .n_slots = JOIN_CELLS,
+                                         .n_vocab = JOIN_ROWS,
+                                         .n_taps = 1,
+                                         .tap_width = 2 * JOIN_WIDTH};
+    struct backend_options how = {.threads = threads};
+    struct err err = {0};
+    float *values = (float *)&r->weights;
+    uint64_t random = 11;
+    for (size_t i = 0; i < sizeof r->weights / sizeof *values; i++) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        values[i] = (float)(int32_t)(random >> 32) * 0x1p-30f;
+        r->states[i % JOIN_CELLS][i % JOIN_WIDTH] = (float)(int32_t)(random >> 31) * 0x1p-29f;
+    }
+    EXPECT_INT(plan_new(&r->plan, &options, &err), SLUICE_OK);
+    r->state = plan_state(r->plan, DT_F32, (uint32_t[4]){JOIN_WIDTH, JOIN_CELLS});
+    struct operand x = plan_scratch(r->plan, JOIN_WIDTH), embed = plan_scratch(r->plan, JOIN_WIDTH),
+                   norm = join_weight(r, r->weights.norm, 0), none = {0};
+    struct op op = {.kind = OP_EMBED, .role = "rows"};
+    op.embed.table = join_weight(r, r->weights.x, JOIN_ROWS);
+    op.embed.x = x;
+    join_add(r, &op);
+    op.embed.table = join_weight(r, r->weights.embed, JOIN_ROWS);
+    op.embed.x = embed;
+    join_add(r, &op);
+    op = (struct op){.kind = OP_JOIN, .role = "join"};
+    op.join = (struct op_join){.embed = embed,
+                               .x = has_x ? x : none,
+                               .norm = has_x ? norm : none,
+                               .embed_norm = join_weight(r, r->weights.embed_norm, 0),
+                               .state_norm = join_weight(r, r->weights.state_norm, 0),
+                               .state = r->state,
+                               .out = plan_scratch(r->plan, 2 * JOIN_WIDTH),
+                               .eps = 1e-3f};
+    join_add(r, &op);
+    const struct op tap = {
+        .kind = OP_TAP, .role = "tap", .tap = {.x = op.join.out, .out = plan_tap(r->plan, 0)}};
+    op = (struct op){.kind = OP_HIDDEN, .role = "hidden"};
+    op.hidden = (struct op_hidden){.x = x, .norm = norm, .state = r->state, .eps = 1e-3f};
+    join_add(r, &op);
+    join_add(r, &tap);
+    const struct backend_weights w = {.base = (const uint8_t *)&r->weights,
+                                      .bytes = sizeof r->weights};
+    if (plan_finish(r->plan, &err) || backend_cpu.open(&r->b, &how, &err) ||
+        backend_cpu.load(r->b, w, &r->plan, 1, NULL, NULL, &err) ||
+        backend_cpu.write_state(r->b, r->state.offset, sizeof r->states, r->states, &err))
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+}
+
+/* RMS norm in doubles. */
+static void norm_of(const double *x, const float *w, double *y) {
+    double squares = 0;
+    for (uint32_t i = 0; i < JOIN_WIDTH; i++)
+        squares += x[i] * x[i];
+    for (uint32_t i = 0; i < JOIN_WIDTH; i++)
+        y[i] = x[i] / sqrt(squares / JOIN_WIDTH + 1e-3) * (double)w[i];
+}
+
+static void norm_of_floats(const float *x, const float *w, double *y) {
+    double wide[JOIN_WIDTH];
+    for (uint32_t i = 0; i < JOIN_WIDTH; i++)
+        wide[i] = (double)x[i];
+    norm_of(wide, w, y);
+}
+
+static void expect_near(const float *found, const double *expected) {
+    for (uint32_t i = 0; i < JOIN_WIDTH; i++)
+        EXPECT_NEAR(found[i], expected[i], 1e-5);
+}
+
+/* Segments of so many rows; segment s begins with the state of cell s, and row r stores its own to
+ * to[r]. */
+static void join_step(struct join_rig *r, const uint32_t *rows, uint32_t n, const uint32_t *to) {
+    uint8_t *io = backend_cpu.io(r->b);
+    struct io_header *header = (struct io_header *)io;
+    *header = (struct io_header){.n_segments = n};
+    for (uint32_t s = 0; s < n; s++) {
+        ((struct io_segment *)(io + r->plan->io.segments))[s] =
+            (struct io_segment){.cell = s, .first_row = header->n_rows, .n_rows = rows[s]};
+        for (uint32_t i = 0; i < rows[s]; i++) {
+            uint32_t row = header->n_rows++;
+            ((struct io_row *)(io + r->plan->io.rows))[row] =
+                (struct io_row){.token = (int32_t)row, .slot = s, .segment = s};
+            ((struct io_output *)(io + r->plan->io.outputs))[row] = (struct io_output){.row = row};
+        }
+    }
+    header->n_outputs = header->n_rows;
+    memcpy(io + r->plan->io.to, to, header->n_rows * sizeof *to);
+    EXPECT_INT(backend_cpu.submit(r->b, 0, NULL), SLUICE_OK);
+    EXPECT_INT(backend_cpu.wait(r->b, NULL), SLUICE_OK);
+}
+
+/* The two halves of a row of JOIN; `before` is the row before it in its segment, -1: cell's. */
+static void check_joined(const struct join_rig *r, uint32_t row, int before, uint32_t cell) {
+    const float *found =
+        (const float *)(backend_cpu.io(r->b) + r->plan->io.taps) + row * 2 * JOIN_WIDTH;
+    double expected[JOIN_WIDTH];
+    norm_of_floats(r->weights.embed[row], r->weights.embed_norm, expected);
+    expect_near(found, expected);
+    if (before < 0) {
+        norm_of_floats(r->states[cell], r->weights.state_norm, expected);
+    } else {
+        norm_of_floats(r->weights.x[before], r->weights.norm, expected);
+        norm_of(expected, r->weights.state_norm, expected);
+    }
+    expect_near(found + JOIN_WIDTH, expected);
+}
+
+/* The states after a step; the cells that no row stored to are as they were. */
+static void check_states(const struct join_rig *r, const uint32_t *to, uint32_t n) {
+    float found[JOIN_CELLS][JOIN_WIDTH];
+    EXPECT_INT(backend_cpu.read_state(r->b, r->state.offset, sizeof found, found, NULL), SLUICE_OK);
+    for (uint32_t cell = 0; cell < JOIN_CELLS; cell++) {
+        double expected[JOIN_WIDTH];
+        for (uint32_t i = 0; i < JOIN_WIDTH; i++)
+            expected[i] = (double)r->states[cell][i];
+        for (uint32_t row = 0; row < n; row++)
+            if (to[row] == cell)
+                norm_of_floats(r->weights.x[row], r->weights.norm, expected);
+        expect_near(found[cell], expected);
+    }
+}
+
+static void join_close(struct join_rig *r) {
+    backend_cpu.close(r->b);
+    plan_free(r->plan);
+}
+
+TEST(join_continues_from_the_row_before_or_the_cell) {
+    static const uint32_t rows[] = {3, 1, 2}, to[] = {IO_NO_CELL, 4, 0, 5, IO_NO_CELL, 2};
+    for (int threads = 1; threads <= 3; threads++) {
+        struct join_rig r = {0};
+        join_open(&r, true, threads);
+        join_step(&r, rows, 3, to);
+        check_joined(&r, 0, -1, 0);
+        check_joined(&r, 1, 0, 0);
+        check_joined(&r, 2, 1, 0);
+        check_joined(&r, 3, -1, 1);
+        check_joined(&r, 4, -1, 2);
+        check_joined(&r, 5, 4, 2);
+        check_states(&r, to, 6);
+        join_close(&r);
+    }
+}
+
+TEST(join_without_rows_continues_from_the_cell) {
+    static const uint32_t rows[] = {1, 1, 1}, to[] = {3, 4, 2};
+    struct join_rig r = {0};
+    join_open(&r, false, 2);
+    join_step(&r, rows, 3, to);
+    for (uint32_t row = 0; row < 3; row++)
+        check_joined(&r, row, -1, row);
+    check_states(&r, to, 3);
+    join_close(&r);
+}
+
 /* ---- PICK --------------------------------------------------------------------------------- */
 
 TEST(pick_of_drafts_is_that_of_a_row_after_the_other) {

@@ -123,9 +123,10 @@ struct backend_kind {
     int (*submit)(struct backend *b, uint32_t plan, struct err *err);
     int (*wait)(struct backend *b, struct err *err);
 
-    /* IO_BURST steps as one submission: every output wants a token, is its segment's only row, and
-     * feeds that token to the next step. The tokens picked are in IO's burst, (O, IO_BURST); the
-     * last one is in its output. has_burst: whether a plan has such a recording. NULL: none has. */
+    /* plan_burst_steps steps as one submission: every output wants a token, is its segment's only
+     * row, and feeds that token to the next step, which begins with the state of the cell that this
+     * one stored to. The tokens picked are in IO's burst, (O, IO_BURST); the last one is in its
+     * output. has_burst: whether a plan has such a recording. NULL: none has. */
     bool (*has_burst)(const struct backend *b, uint32_t plan);
     int (*submit_burst)(struct backend *b, uint32_t plan, struct err *err);
 

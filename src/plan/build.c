@@ -163,7 +163,7 @@ static void lay_io_out(struct plan *plan) {
 int plan_new(struct plan **out, const struct plan_options *options, struct err *err) {
     *out = NULL;
     CHECK(options->max_rows >= 1 && options->max_rows <= MAX_ROWS && options->max_outputs >= 1 &&
-          options->max_outputs <= options->max_rows);
+          options->max_outputs <= options->max_rows && options->burst_steps <= IO_BURST);
     struct plan *plan = calloc(1, sizeof *plan);
     if (plan)
         plan->builder = arena_alloc(&plan->arena, sizeof *plan->builder);

@@ -57,8 +57,10 @@ int plan_finish(struct plan *plan, struct err *err);
  * everything before the page table changes. */
 uint64_t plans_bytes(struct plan *const *plans, uint32_t n_plans, enum region region);
 uint64_t plans_copied_io(struct plan *const *plans, uint32_t n_plans);
-/* Decode plans: those in which most rows may be outputs. */
+/* Decode plans, in which most rows may be outputs, and those of a draft block: those of several
+ * steps that end with PICK. */
 bool plan_wants_burst(const struct plan *plan);
+uint32_t plan_burst_steps(const struct plan *plan); /* at most IO_BURST */
 /* "op 17 (mix in of layer 3)"; op n_ops is the step's end. */
 const char *plan_op_text(const struct plan *plan, uint32_t op, char *text, size_t size);
 

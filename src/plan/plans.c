@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "plan/build.h"
+#include "plan/io.h"
 
 uint64_t plans_bytes(struct plan *const *plans, uint32_t n_plans, enum region region) {
     uint64_t bytes = 0;
@@ -20,7 +21,12 @@ uint64_t plans_copied_io(struct plan *const *plans, uint32_t n_plans) {
 bool plan_wants_burst(const struct plan *plan) {
     enum { MAX_ROWS = 32 };
     return 2 * plan->max_outputs > plan->max_rows && plan->max_rows <= MAX_ROWS && !plan->n_taps &&
-           plan->n_ops > 0 && plan->ops[plan->n_ops - 1].kind == OP_PICK;
+           plan_burst_steps(plan) > 1 && plan->n_ops > 0 &&
+           plan->ops[plan->n_ops - 1].kind == OP_PICK;
+}
+
+uint32_t plan_burst_steps(const struct plan *plan) {
+    return plan->burst_steps ? plan->burst_steps : IO_BURST;
 }
 
 const char *plan_op_text(const struct plan *plan, uint32_t i, char *text, size_t size) {

@@ -188,6 +188,17 @@ void rig_step_to(struct rig *r, int backend, const struct run *run, const uint32
     submit_step(r, backend);
 }
 
+void rig_step_cells(struct rig *r, int backend, const struct run *runs, uint32_t n_runs,
+                    const uint32_t *cells, const uint32_t *to, uint64_t token_seed) {
+    uint8_t *io = rig_kinds[backend]->io(r->b[backend]);
+    struct io_segment *segments = (struct io_segment *)(io + r->plan->io.segments);
+    fill_step(r, backend, runs, n_runs, token_seed);
+    for (uint32_t i = 0; i < n_runs; i++)
+        segments[i].cell = cells[i];
+    memcpy(io + r->plan->io.to, to, ((struct io_header *)io)->n_rows * sizeof *to);
+    submit_step(r, backend);
+}
+
 const float *rig_output(struct rig *r, int backend, uint32_t tap, uint32_t row) {
     struct operand o = plan_tap(r->plan, tap);
     const float *rows = (const float *)(rig_kinds[backend]->io(r->b[backend]) + o.offset);

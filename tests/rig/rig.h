@@ -59,6 +59,10 @@ void rig_step(struct rig *r, int backend, const struct run *runs, uint32_t n_run
 /* A step of one run, of which row i stores its state to cell to[i]. */
 void rig_step_to(struct rig *r, int backend, const struct run *run, const uint32_t *to,
                  uint64_t token_seed);
+/* A step of several runs, of which run i begins with the state of cells[i] and row k stores its own
+ * to to[k]. */
+void rig_step_cells(struct rig *r, int backend, const struct run *runs, uint32_t n_runs,
+                    const uint32_t *cells, const uint32_t *to, uint64_t token_seed);
 const float *rig_output(struct rig *r, int backend, uint32_t tap, uint32_t row);
 
 /* The largest difference of n values, in units of their root mean square (of the first). */

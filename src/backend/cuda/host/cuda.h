@@ -26,9 +26,11 @@ struct cuda_launch {
     bool is_alone;   /* only where its op runs alone: in a step an op before has done its work */
 };
 
-/* The weight types of all products of a plan but its LM head. */
+/* The weight types of all products of a plan but its LM head. A draft block may have other types
+ * than the trunk. */
 struct plan_products {
-    uint32_t set; /* of types, see project.h */
+    uint32_t set, draft_set; /* of types, see project.h: of the trunk's, and of the block's */
+    uint32_t draft_from;     /* the block's first op, JOIN; n_ops: it has none */
     bool has_experts;
     uint64_t handed_bytes; /* the largest input of a product that the one before it may quantize */
 };
@@ -87,6 +89,8 @@ uint64_t *recorder_end_stamp(struct recorder *r);
 
 /* Finds the weight types of the plan's products. */
 void project_survey(struct recorder *r);
+/* Those of the part of the plan, trunk or draft block, that the running op is in. */
+uint32_t project_all_types(const struct recorder *r);
 
 /* One function an op. What the kernels cannot do is refused here, with the reason. */
 typedef int cuda_record_fn(struct recorder *r, const struct op *op);
@@ -118,7 +122,7 @@ struct cuda_recording {
     struct cuda_node *nodes;
     uint32_t n_nodes, capacity;
     CUgraphExec graph;
-    CUgraphExec burst;             /* IO_BURST steps; NULL: not for this plan */
+    CUgraphExec burst;             /* the steps of a burst; NULL: not for this plan */
     struct cuda_recording *decode; /* for steps whose segments all have one row; NULL: none */
     bool has_logs;                 /* a DELTA leaves rows to the log, see log.c; */
     bool reads_states;        /* a DELTA knows no log, and wants decode segments settled, too */

@@ -48,14 +48,15 @@ static bool can_tile(const struct backend *b, const struct op *op) {
     return can;
 }
 
-/* Adds every weight of an op. */
-static void add_places(struct backend *b, struct op *op) {
+/* Adds every weight of an op that is not among the first n places. */
+static void add_places(struct backend *b, struct op *op, uint32_t n_placed) {
     struct operand_ref refs[MAX_OPERANDS];
     bool is_tiled = can_tile(b, op), are_experts_tiled = !b->exact && experts_can_tile(op);
     uint32_t n = op_operands(op, refs);
     for (uint32_t i = 0; i < n; i++) {
         const struct operand *o = refs[i].at;
-        if (o->region != REGION_WEIGHTS)
+        if (o->region != REGION_WEIGHTS ||
+            places_look_up(b->places, n_placed, sizeof *b->places, o))
             continue;
         struct cuda_place place = {.operand = *o};
         CHECK(o->stride == o->dims[0]);
@@ -71,9 +72,18 @@ static void add_places(struct backend *b, struct op *op) {
     }
 }
 
-/* Of two for the same weight the first stays. */
+/* Adds the weights of a plan's products, or of its other ops. Of two for the same weight the first
+ * stays. */
+static void add_plan(struct backend *b, const struct plan *plan, bool is_products) {
+    uint32_t n_placed = b->n_places;
+    for (uint32_t i = 0; i < plan->n_ops; i++)
+        if ((plan->ops[i].kind == OP_PROJECT) == is_products)
+            add_places(b, &plan->ops[i], n_placed);
+    if (b->n_places > n_placed)
+        b->n_places = places_sort(b->places, b->n_places, sizeof *b->places);
+}
+
 static void assign_places(struct backend *b) {
-    b->n_places = places_sort(b->places, b->n_places, sizeof *b->places);
     for (uint32_t i = 0; i < b->n_places; i++) {
         struct cuda_place *p = &b->places[i];
         p->at = b->weight_bytes;
@@ -82,21 +92,21 @@ static void assign_places(struct backend *b) {
     }
 }
 
+/* Plans share most weights: those of a draft block have some of their own. PROJECT first, in all of
+ * them, so that an embedding table that is also an LM head gets its format. */
 int cuda_place_weights(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                        struct err *err) {
-    (void)n_plans; /* they share their weights */
-    struct plan *plan = plans[0];
+    uint64_t n_ops = 0;
+    for (uint32_t i = 0; i < n_plans; i++)
+        n_ops += plans[i]->n_ops;
     free(b->places);
     b->n_places = 0;
     b->weight_bytes = 0;
-    b->places = calloc((size_t)plan->n_ops * MAX_OPERANDS, sizeof *b->places);
+    b->places = calloc(n_ops * MAX_OPERANDS, sizeof *b->places);
     if (!b->places)
         return err_memory(err, "the table of weights");
-    /* PROJECT first, so that an embedding table that is also the LM head gets its format. */
-    for (int pass = 0; pass < 2; pass++)
-        for (uint32_t i = 0; i < plan->n_ops; i++)
-            if ((plan->ops[i].kind == OP_PROJECT) == (pass == 0))
-                add_places(b, &plan->ops[i]);
+    for (uint32_t i = 0; i < 2 * n_plans; i++)
+        add_plan(b, plans[i % n_plans], i < n_plans);
     assign_places(b);
     CHECK(size_add(b->weight_bytes, PLACE_ALIGN, &b->weight_bytes)); /* reads may run 16 over */
     return SLUICE_OK;

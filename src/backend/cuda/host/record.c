@@ -344,7 +344,7 @@ static int record_burst(struct backend *b, struct cuda_recording *into, struct e
                          .err = err,
                          .is_decode = true,
                          .into = &burst};
-    int status = walk(&r, IO_BURST);
+    int status = walk(&r, plan_burst_steps(into->plan));
     if (!status)
         status = capture(b, &burst, &into->burst, err);
     free(burst.nodes);
@@ -389,7 +389,7 @@ static int record_plan(struct backend *b, const struct plan *plan, struct cuda_r
         status = capture(b, into, &into->graph, err);
     if (!status && wants_decode(into))
         status = record_decode_steps(b, into, err);
-    if (!status && plan_wants_burst(plan) && IO_BURST * into->n_nodes < MAX_STAMPS)
+    if (!status && plan_wants_burst(plan) && plan_burst_steps(plan) * into->n_nodes < MAX_STAMPS)
         status = record_burst(b, into, err);
     return status;
 }

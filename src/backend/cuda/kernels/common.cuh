@@ -34,6 +34,21 @@ static __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
+/* Sum over a thread block of whole warps: warp_sum, then the warps in order. The same bits in every
+ * thread. */
+static __device__ __forceinline__ float block_sum(float x) {
+    __shared__ float of_warp[32];
+    x = warp_sum(x);
+    __syncthreads(); /* the last call's are read */
+    if (threadIdx.x % 32 == 0)
+        of_warp[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = of_warp[0];
+    for (uint32_t w = 1; w < blockDim.x / 32; w++)
+        x += of_warp[w];
+    return x;
+}
+
 /* The bits of a float mapped so that they order as unsigned integers: negative ones inverted, the
  * sign bit set for the others. And back. */
 static __device__ __forceinline__ uint32_t order_bits(float x) {

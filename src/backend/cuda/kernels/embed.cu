@@ -3,12 +3,13 @@
  * EMBED is the step's first kernel. Of its grid (column blocks, rows + 1), block (c, row)
  * dequantizes its columns of the row's embedding with 384 threads, and the others of (0, row)
  * compute the row's RoPE angles; block (0, n_rows) copies IO to the device and applies page table
- * changes. Reads of mapped host memory take more than a microsecond and queue: each block has one
+ * changes. Where IO is on the device already (a burst's later steps, and a second EMBED of a step)
+ * there is no such block, and rows are read from there. Reads of mapped host memory take more than a microsecond and queue: each block has one
  * read for its row, and the IO block issues all of its reads at once. (EMBED and PICK
  * of one row together: 24 us before, 8 now, H200.)
  *
  * TAP: a block an output, a copy of the residual to host memory, RMS-normed where it has a norm:
- * a thread sums every 256th square, then warp_sum, then the warps in order. */
+ * a thread sums every 256th square, then block_sum. */
 #include "backend/cuda/formats/decode.cuh"
 #include "backend/cuda/formats/tiles.cuh"
 #include "backend/cuda/kernels/common.cuh"
@@ -94,8 +95,8 @@ static __device__ void fill_row(const struct cuda_matrix &m, uint32_t token, uin
     }
 }
 
-/* The row is read from the host's IO, since the device's copy is being written. All rows of the
- * bucket are computed, also those that the step does not use. */
+/* Where IO is copied the row is read from the host's, since the device's is being written. All rows
+ * of the bucket are computed, also those that the step does not use. */
 extern "C" __global__ void __launch_bounds__(EMBED_THREADS, 2)
     embed(const __grid_constant__ struct embed_params p) {
     __shared__ uint4 shared_row;
@@ -110,8 +111,8 @@ extern "C" __global__ void __launch_bounds__(EMBED_THREADS, 2)
             copy_io(p);
         return;
     }
-    /* The LM head's argmax. Where IO is copied, it is zeroed with it. */
-    if (p.host_io == p.io_copy && (threadIdx.x | column_block | row) == 0)
+    /* Where IO is copied, that zeroes it, too. */
+    if (p.clears_argmax && (threadIdx.x | column_block | row) == 0)
         *(uint64_t *)p.io.header->reserved = 0;
     if (threadIdx.x == 0)
         shared_row = ld_no_allocate(p.host_io + p.rows_at + 16 * row);
@@ -130,7 +131,6 @@ extern "C" __global__ void __launch_bounds__(EMBED_THREADS, 2)
 }
 
 extern "C" __global__ void tap(const __grid_constant__ struct tap_params p) {
-    __shared__ float warp_sums[8];
     pdl_launch_dependents();
     pdl_wait(p.io);
     uint32_t i = blockIdx.x;
@@ -141,14 +141,7 @@ extern "C" __global__ void tap(const __grid_constant__ struct tap_params p) {
     if (p.norm) {
         for (uint32_t c = threadIdx.x; c < p.width; c += blockDim.x)
             sum += x[c] * x[c];
-        sum = warp_sum(sum);
-        if (threadIdx.x % 32 == 0)
-            warp_sums[threadIdx.x / 32] = sum;
-        __syncthreads();
-        sum = 0;
-        for (uint32_t w = 0; w < blockDim.x / 32; w++)
-            sum += warp_sums[w];
-        factor = norm_factor(sum, p.width, p.eps);
+        factor = norm_factor(block_sum(sum), p.width, p.eps);
     }
     for (uint32_t c = threadIdx.x; c < p.width; c += blockDim.x)
         out[c] = p.norm ? x[c] * factor * p.norm[c] : x[c];

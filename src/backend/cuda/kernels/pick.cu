@@ -905,7 +905,8 @@ static __device__ bool is_last(const struct pick_params &p, uint32_t i, int32_t 
     return is_one;
 }
 
-/* In a burst every sequence goes on from the token that was picked for it; where there is none,
+/* In a burst every sequence goes on from the token that was picked for it, and from the cell that
+ * this step stored to: its own, but in plans of a draft block. Where no token was picked it goes on
  * from any: the host drops the burst. After a token that ends an answer, or its mask, its recurrent
  * state stays as it is, and all that follows is dropped. */
 static __device__ void advance(const struct pick_params &p) {
@@ -918,6 +919,7 @@ static __device__ void advance(const struct pick_params &p) {
         row->token = max(token, 0);
         row->position++;
         segment->first_position++;
+        segment->cell = p.io.to[at];
         if (!is_last(p, i, token))
             continue;
         ((struct io_output *)p.io.outputs)[i].is_over = 1;

@@ -8,22 +8,24 @@ static bool is_float(uint32_t type) {
     return type == DT_F32 || type == DT_F16 || type == DT_BF16;
 }
 
-/* In the later steps of a burst IO is on the device already. There the kernel is no programmatic
- * dependent but waits for the whole step before: kernels may read STATE before their pdl_wait, and
- * that step writes it. */
+/* A step's first op is an EMBED, and brings IO to the device. In the later steps of a burst IO is
+ * there already. There the kernel is no programmatic dependent but waits for the whole step before:
+ * kernels may read STATE before their pdl_wait, and that step writes it. A later EMBED of a step
+ * (of a draft block) opens rows and nothing else. */
 int record_embed(struct recorder *r, const struct op *op) {
     const struct op_embed *e = &op->embed;
     const struct operand *pages = &r->plan->pages;
-    bool is_first = r->step == 0;
+    bool begins_step = r->op == 0, copies_io = begins_step && r->step == 0;
     struct embed_params p = {
         .io = r->io,
-        .host_io = (const uint8_t *)(uintptr_t)(is_first ? r->b->io_device : r->b->io_copy.at),
+        .host_io = (const uint8_t *)(uintptr_t)(copies_io ? r->b->io_device : r->b->io_copy.at),
         .io_copy = (uint8_t *)(uintptr_t)r->b->io_copy.at,
         .n_rows = r->plan->max_rows,
         .rows_at = (uint32_t)r->plan->io.rows,
         .changes_at = (uint32_t)r->plan->io.changes,
         .max_changes = r->plan->io.max_changes,
         .pages_per_slot = pages->dims[0],
+        .clears_argmax = begins_step && !copies_io,
         .page_table = recorder_at(r, pages),
         .table = recorder_matrix(r, &e->table),
         .x = recorder_at(r, &e->x),
@@ -37,9 +39,9 @@ int record_embed(struct recorder *r, const struct op *op) {
     struct cuda_launch launch = {
         .kernel = "embed",
         .grid = {div_up(e->table.dims[0], values_per_thread * EMBED_ROW_THREADS),
-                 p.n_rows + is_first, 1},
+                 p.n_rows + copies_io, 1},
         .threads = EMBED_THREADS,
-        .is_barrier = !is_first,
+        .is_barrier = begins_step && !copies_io,
     };
     return recorder_launch(r, &launch, &p, sizeof p);
 }

@@ -11,14 +11,14 @@ enum {
 
 struct embed_params {
     struct cuda_io io;
-    const uint8_t *host_io; /* mapped; in a burst's later steps the device's copy */
+    const uint8_t *host_io; /* mapped; the device's copy where that is up to date */
     uint8_t *io_copy;
     uint32_t n_rows;     /* R: rows of the bucket */
     uint32_t rows_at;    /* offset of the rows in IO */
     uint32_t changes_at; /* of the page table changes: IO is copied up to here */
     uint32_t max_changes;
     uint32_t pages_per_slot; /* 0: no page table */
-    uint32_t padding;
+    uint32_t clears_argmax;  /* the LM head's, in IO's header: begins a burst's later step */
     int32_t *page_table; /* (S, pages_per_slot) */
     struct cuda_matrix table;
     float *x; /* (R, x_stride) */

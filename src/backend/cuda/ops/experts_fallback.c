@@ -96,8 +96,9 @@ int record_experts_in(struct recorder *r, const struct op *op) {
 
 /* The part of hidden that a launch reads: quantized, or as it is where f32 rows begin at multiples
  * of 16 bytes. */
-static int record_hidden(struct recorder *r, const struct op *op, const struct operand *weight,
-                         uint64_t first, uint64_t n, struct fallback_acts *out) {
+static int record_activations(struct recorder *r, const struct op *op,
+                              const struct operand *weight, uint64_t first, uint64_t n,
+                              struct fallback_acts *out) {
     const struct op_experts_out *o = &op->experts_out;
     float *hidden = recorder_at(r, &o->hidden);
     hidden = hidden ? hidden + first : NULL;
@@ -144,7 +145,7 @@ static int record_out(struct recorder *r, const struct op *op, const struct oper
     uint64_t first = routed ? 0 : o->hidden.dims[0] - shared->dims[0];
     int status = fallback_format(r, w, &p.format);
     if (!status)
-        status = record_hidden(r, op, w, first, places * p.k, &p.acts);
+        status = record_activations(r, op, w, first, places * p.k, &p.acts);
     return status ? status
                   : launch(r,
                            fallback_is_f32(r, w) ? "experts_out_fallback_f32"

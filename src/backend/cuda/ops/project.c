@@ -67,16 +67,20 @@ const char *project_set_name(uint32_t set) {
     return "all";
 }
 
+/* Where the block has no other types than the trunk it shares the trunk's kernel. */
 void project_survey(struct recorder *r) {
-    r->products = (struct plan_products){0};
+    uint32_t set[2] = {0, 0};
+    r->products = (struct plan_products){.draft_from = r->plan->n_ops};
     for (uint32_t i = 0; i < r->plan->n_ops; i++) {
         const struct op *op = &r->plan->ops[i];
+        if (op->kind == OP_JOIN)
+            r->products.draft_from = i;
         r->products.has_experts |= op->kind == OP_EXPERTS_IN;
         if (op->kind != OP_PROJECT || op->project.is_lm_head)
             continue;
         for (uint32_t k = 0; k < op->project.n_segments; k++) {
             struct cuda_matrix m = recorder_matrix(r, &op->project.segments[k].weight);
-            r->products.set |= m.is_tiled ? project_type_bit(m.type) : 0;
+            set[i > r->products.draft_from] |= m.is_tiled ? project_type_bit(m.type) : 0;
         }
         uint32_t rows = r->plan->max_rows, k = op->project.in.dims[0];
         uint64_t bytes = rows < GEMM_MIN_ROWS       ? 0
@@ -86,15 +90,21 @@ void project_survey(struct recorder *r) {
         if (bytes > r->products.handed_bytes)
             r->products.handed_bytes = bytes;
     }
+    r->products.set = set[0];
+    r->products.draft_set = set[1] & ~set[0] ? set[1] : set[0];
+}
+
+uint32_t project_all_types(const struct recorder *r) {
+    return r->op > r->products.draft_from ? r->products.draft_set : r->products.set;
 }
 
 /* The set of the kernel of one row, or two of K-quants. Instructions that the previous kernel has
- * not run come from memory: so all products of the plan have one kernel, that of all their types,
- * if there is one, and it has this product's types and kind of pipeline, and of activations: those
- * of BF16 and F16 are split. (The LM head's need not be among them.) Measured: README, rule 5. With
- * experts between the products it gains nothing. */
+ * not run come from memory: so all products of the trunk have one kernel, that of all their types,
+ * as have those of a draft block, if there is one, and it has this product's types and kind of
+ * pipeline, and of activations: those of BF16 and F16 are split. (The LM head's need not be among
+ * them.) Measured: README, rule 5. With experts between the products it gains nothing. */
 static uint32_t shared_set(const struct recorder *r, uint32_t set) {
-    uint32_t all = r->products.set;
+    uint32_t all = project_all_types(r);
     bool has_kernel = strcmp(project_set_name(all), "all") != 0 && !r->products.has_experts;
     return has_kernel && !(set & ~all) && (set & IS_SPLIT) == (all & IS_SPLIT) &&
                    project_has_deep_pipeline(set) == project_has_deep_pipeline(all)

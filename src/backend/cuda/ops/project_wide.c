@@ -199,7 +199,7 @@ static uint32_t plan_product(const struct recorder *r, const struct project_para
 static uint32_t kernel_types(const struct recorder *r, const struct wide_params *w, uint32_t type,
                              uint32_t rows) {
     bool is_shared = w->early_rows && rows == 64 && !(type & ~(uint32_t)WIDE_PAIR) &&
-                     (r->products.set & WIDE_PAIR) == WIDE_PAIR;
+                     (project_all_types(r) & WIDE_PAIR) == WIDE_PAIR;
     return is_shared ? WIDE_PAIR : type;
 }
 

@@ -1,0 +1,59 @@
+/* join.c - recording JOIN and HIDDEN. */
+#include "backend/cuda/ops/join.h"
+
+#include "backend/cuda/host/cuda.h"
+#include "backend/cuda/ops/project.h"
+#include "base/size.h"
+
+/* A thread block a row. In plans of one row a block on every SM, of which no two fit one: those of
+ * the product that follows are then spread evenly, whatever is before (README, rule 4; what it
+ * gains here is not measured). */
+static struct cuda_launch launch_of(const struct recorder *r, const char *kernel) {
+    uint32_t rows = r->plan->max_rows;
+    return (struct cuda_launch){
+        .kernel = kernel,
+        .grid = {rows == 1 ? r->n_sms : rows, 1, 1},
+        .threads = JOIN_THREADS,
+        .shared = rows == 1 ? min_u32(PROJECT_SHARED_WIDE, r->b->max_shared - 1024) : 0,
+    };
+}
+
+int record_join(struct recorder *r, const struct op *op) {
+    const struct op_join *o = &op->join;
+    struct join_params p = {
+        .io = r->io,
+        .embed = recorder_at(r, &o->embed),
+        .x = recorder_at(r, &o->x),
+        .norm = recorder_at(r, &o->norm),
+        .embed_norm = recorder_at(r, &o->embed_norm),
+        .state_norm = recorder_at(r, &o->state_norm),
+        .state = recorder_at(r, &o->state),
+        .out = recorder_at(r, &o->out),
+        .embed_stride = o->embed.stride,
+        .x_stride = o->x.stride,
+        .state_stride = o->state.stride,
+        .out_stride = o->out.stride,
+        .n_rows = r->plan->max_rows,
+        .width = o->embed.dims[0],
+        .eps = o->eps,
+    };
+    struct cuda_launch launch = launch_of(r, "join");
+    return recorder_launch(r, &launch, &p, sizeof p);
+}
+
+int record_hidden(struct recorder *r, const struct op *op) {
+    const struct op_hidden *o = &op->hidden;
+    struct hidden_params p = {
+        .io = r->io,
+        .x = recorder_at(r, &o->x),
+        .norm = recorder_at(r, &o->norm),
+        .state = recorder_at(r, &o->state),
+        .x_stride = o->x.stride,
+        .state_stride = o->state.stride,
+        .n_rows = r->plan->max_rows,
+        .width = o->x.dims[0],
+        .eps = o->eps,
+    };
+    struct cuda_launch launch = launch_of(r, "hidden");
+    return recorder_launch(r, &launch, &p, sizeof p);
+}
