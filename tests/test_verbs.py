@@ -285,6 +285,22 @@ def test_absurd_numbers_are_refused():
     bad(1, "--window", "ppl", "-m", SHIPPED, "-f", TMP / "ids", "--window", 2147483647)
 
 
+def test_threads_are_as_many_as_processors():
+    """Only one of them: the default follows, and more are told."""
+    one, given = min(os.sched_getaffinity(0)), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {one})
+    try:
+        assert "1 thread\n" in good("run", "-n", 1, "--backend", "cpu")[1].replace(";", "\n")
+        line = "sluice: warning: 2 threads (-t) on 1 processor that may be used: "
+        for args in (("run", "-n", 1), ("bench", "-p", 4, "-n", 2, "-r", 1), ("quantize", TINY, TMP / "threads.gguf", "q8_0")):
+            backend = () if args[0] == "quantize" else ("--backend", "cpu")
+            assert line in good(*args, *backend, "-t", 2)[1], args
+            assert "-t" not in good(*args, *backend, "-t", 1)[1], args
+    finally:
+        os.sched_setaffinity(0, given)
+    assert "-t" not in good("run", "-n", 1, "-t", 0)[1]
+
+
 def test_explain():
     plan = json.loads(good("explain", "-m", TINY, "--json")[0])
     assert plan["ops"][0]["op"] == "embed" and plan["ops"][-1]["op"] == "pick"

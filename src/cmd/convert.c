@@ -7,6 +7,7 @@
 #include "base/cpu.h"
 #include "base/pool.h"
 #include "cmd/cmd.h"
+#include "cmd/open.h"
 #include "cmd/output.h"
 #include "cmd/progress.h"
 #include "file/folder.h"
@@ -217,6 +218,7 @@ int cmd_convert(int argc, char **argv) {
         return exit;
     if ((exit = check_range("convert", "--threads", threads, 0, 1024)) != OPTS_GO_ON)
         return exit;
+    warn_of_threads(threads);
     threads = threads ? threads : cpu_count();
     struct err err = {0};
     return convert(words[0], words[1], mixture, threads, !no_mtp, name, &err) ? fail(&err) : 0;

@@ -356,6 +356,14 @@ static void warn_of_context(const sluice_engine *engine) {
              choice.context, facts.context);
 }
 
+void warn_of_threads(int threads) {
+    int n = cpu_count();
+    if (threads > n)
+        warn("%d threads (-t) on %d processor%s that may be used: more threads than processors are "
+             "slower, often many times; 0, the default, is one each",
+             threads, n, n == 1 ? "" : "s");
+}
+
 static void show_loading(void *user, uint64_t done, uint64_t total) {
     struct progress *p = user;
     if (!p->what)
@@ -382,6 +390,8 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
     progress_end(&bar);
     if (!status) {
         warn_of_context(*engine);
+        if ((*engine)->kind->uses_host_weights)
+            warn_of_threads(o.threads);
         return 0;
     }
     engine_close(*engine);

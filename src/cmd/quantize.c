@@ -6,6 +6,7 @@
 #include "base/cpu.h"
 #include "base/pool.h"
 #include "cmd/cmd.h"
+#include "cmd/open.h"
 #include "cmd/output.h"
 #include "cmd/progress.h"
 #include "file/gguf_write.h"
@@ -272,6 +273,7 @@ int cmd_quantize(int argc, char **argv) {
     if ((exit = find_written_type("quantize", "type", words[2], &j.mixture)) != OPTS_GO_ON ||
         (exit = check_range("quantize", "--threads", threads, 0, 1024)) != OPTS_GO_ON)
         return exit;
+    warn_of_threads(threads);
     threads = threads ? threads : cpu_count();
     struct err err = {0};
     struct gguf *in = NULL;
