@@ -325,6 +325,26 @@ def test_inspect_predicts_the_memory():
     bad(2, "--batch", "inspect", SHIPPED, "--batch", -1)
 
 
+def test_inspect_says_whether_it_fits():
+    def facts(*args):
+        return json.loads(good("inspect", *args, "--json")[0])
+    found = facts(SHIPPED)
+    (fit,) = found["fit"]
+    assert fit["fits"] and fit["would_fit"] == [] and fit["needs"] == found["memory"]["total"] < fit["free"], fit
+    assert fit["backend"] == "cpu" and fit["context"] == 2048 and fit["weights"] < fit["needs"], fit
+    line = good("inspect", SHIPPED)[0].decode().splitlines()[3]
+    assert re.fullmatch(r"  fits cpu: needs [\d.]+ MB with a context of 2048, [\d.]+ [GT]B are free", line), line
+    large = ("synth:smollm2-1.7b:q4_0", "--kv", "f32", "-c", 1 << 24)  # 6.6 TB
+    (fit,) = facts(*large)["fit"]
+    assert not fit["fits"] and fit["needs"] > 6e12 and fit["would_fit"][0].startswith("-c "), fit
+    assert facts(*large[:-2], *fit["would_fit"][0].split())["fit"][0]["fits"], fit
+    advice = f"what would fit: {', '.join(fit['would_fit'])}"
+    assert advice in good("inspect", *large)[0].decode().splitlines()[3]
+    bad(1, advice, "run", "-p", "x", "-m", *large)
+    (fit,) = facts(SHIPPED, "--cache-bytes", "1000T")["fit"]
+    assert not fit["fits"] and fit["would_fit"][0].startswith("--cache-bytes "), fit
+
+
 def test_inspect_says_what_conversations_may_leave():
     plan = json.loads(good("inspect", SHIPPED, "--json", "--kv-bytes", "4M", "--snapshot-bytes", "10M",
                            "--cache-bytes", "64m", "--cache-dir", TMP / "not made")[0])["memory"]
