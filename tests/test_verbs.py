@@ -161,8 +161,11 @@ def test_ppl():
     other = json.loads(good("ppl", "-f", text, "--window", 32, "--json")[0])
     assert abs(other["nll"] - figures["nll"]) < 0.05, (other, figures)
     bad(1, "--window", "ppl", "-f", text, "--window", 4096)
-    bad(2, "--context is 31, expected 32 (--window) or more", "ppl", "-f", text, "--window", 32, "-c", 31)
-    good("ppl", "-f", text, "--window", 32, "-c", 32)
+    for more in (("-c", 32), ("--window", 32, "-c", 32)):  # as in llama.cpp
+        assert json.loads(good("ppl", "-f", text, "--json", *more)[0]) == other, more
+    for context in (31, 33):
+        bad(2, f"--context is {context}, expected 32 (--window), or one of them", "ppl", "-f", text, "--window", 32, "-c", context)
+    bad(2, "--context is 1, expected 2 to", "ppl", "-f", text, "-c", 1)
     bad(2, "-f", "ppl")
     bad(2, "--window", "ppl", "-f", text, "--window", 1)
 
@@ -544,7 +547,7 @@ def test_imatrix_is_collected_and_used():
     bad(2, "-o FILE is missing", "imatrix", SHIPPED, "-f", text)
     bad(2, "-f TEXT is missing", "imatrix", SHIPPED, "-o", TMP / "y")
     bad(2, "--backend is 'cuda'", "imatrix", SHIPPED, "-f", text, "-o", TMP / "y", "--backend", "cuda")
-    bad(2, "--context is 64, expected 512", "imatrix", SHIPPED, "-f", text, "-o", TMP / "y", "-c", 64)
+    bad(2, "--context is 64, expected 32 (--window)", "imatrix", SHIPPED, "-f", text, "-o", TMP / "y", "-c", 64, "--window", 32)
     bad(2, "unknown option", "imatrix", SHIPPED, "-f", text, "-o", TMP / "y", "--device", 0)
     bad(1, "is a file of the input", "imatrix", SHIPPED, "-f", text, "-o", SHIPPED, "--window", 64)
 

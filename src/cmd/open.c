@@ -399,13 +399,22 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
     return fail(&err);
 }
 
-int common_check_windows(const char *verb, int window, int max, int context) {
-    int exit = check_range(verb, "--window", window, 2, INT_MAX);
-    if (exit == OPTS_GO_ON)
-        exit = check_range(verb, "--windows", max, 0, INT_MAX);
-    if (exit == OPTS_GO_ON && context && context < window)
-        exit = complain(EXIT_USAGE, "%s: --context is %d, expected %d (--window) or more", verb,
-                        context, window);
+int common_check_windows(const char *verb, int *window, int max, int context) {
+    enum { USUAL_WINDOW = 512 };
+    const struct {
+        const char *name;
+        int value;
+    } names[] = {{"--window", *window}, {"--context", context}};
+    int exit = check_range(verb, "--windows", max, 0, INT_MAX);
+    *window = USUAL_WINDOW;
+    for (int i = 0; i < 2; i++)
+        if (exit == OPTS_GO_ON && names[i].value != WINDOW_NOT_GIVEN) {
+            *window = names[i].value;
+            exit = check_range(verb, names[i].name, *window, 2, INT_MAX);
+        }
+    if (exit == OPTS_GO_ON && names[0].value != WINDOW_NOT_GIVEN && *window != names[0].value)
+        exit = complain(EXIT_USAGE, "%s: --context is %d, expected %d (--window), or one of them",
+                        verb, context, names[0].value);
     return exit;
 }
 
