@@ -95,6 +95,13 @@ static int write_bytes(void *sink, const void *bytes, uint64_t size, struct err 
     return gguf_write_data(j->out, bytes, size, err);
 }
 
+/* An input larger than memory passes through it tensor by tensor. */
+static void release_sources(const struct hub *hub, const struct hub_tensor *t) {
+    const struct safetensors *w = hub->folder->weights;
+    for (uint32_t i = 0; i < t->n_sources; i++)
+        filemap_release(w->shards, w->n_shards, t->sources[i]->data, t->sources[i]->bytes);
+}
+
 static int write_tensors(struct job *j, struct err *err) {
     int status = SLUICE_OK;
     for (uint32_t i = 0; !status && i < j->hub->n_tensors; i++) {
@@ -118,6 +125,7 @@ static int write_tensors(struct job *j, struct err *err) {
                 .sink = j,
             },
             j->pool, err);
+        release_sources(j->hub, source.tensor);
     }
     progress_end(&j->progress);
     return status;

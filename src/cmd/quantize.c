@@ -182,6 +182,7 @@ static int write_tensor(struct job *j, uint32_t i, struct err *err) {
     const struct tensor *t = &j->in->tensors[i];
     int status = j->types[i] == (uint32_t)t->type ? gguf_write_data(j->out, t->data, t->bytes, err)
                                                   : recode(j, t, (enum dtype)j->types[i], err);
+    filemap_release(j->in->parts, j->in->n_parts, t->data, t->bytes);
     j->read_bytes += t->bytes;
     progress_update(&j->progress, j->read_bytes);
     return status;
