@@ -344,8 +344,8 @@ def test_openai_seed_bias_and_penalties():
 
 def test_openai_errors():
     c = openai_client(server())
-    for fields, words in ((dict(temperature="hot"), "temperature is a string"), (dict(n=0), "n is 0, expected 1 or more"),
-                          (dict(n=1000), "n is 1000, expected at most"), (dict(max_tokens=0), "max_tokens is 0"),
+    for fields, words in ((dict(temperature="hot"), "temperature is a string"), (dict(n=0), "n is 0, expected 1 to 16"),
+                          (dict(n=1000), "n is 1000, expected 1 to 16"), (dict(n=3 * 10**9), "n is 3000000000, expected 1 to 16"), (dict(max_tokens=0), "max_tokens is 0"),
                           (dict(stop=[3]), "stop is a number"), (dict(logit_bias={"x": 1}), "logit_bias has the key 'x'"),
                           (dict(messages=[]), "messages is empty"), (dict(messages=[{"role": 3}]), "messages[0].role is a number"),
                           (dict(messages=[{"role": "", "content": "x"}]), "messages[0].role is '', expected system, developer, user"),
