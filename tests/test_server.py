@@ -1706,6 +1706,25 @@ def test_snapshots():
     assert [x["id"] for x in s.request("GET", "/v1/snapshots")[2]["data"]] == ["here"] and s.request("DELETE", "/v1/snapshots/here")[0] == 200
 
 
+def test_snapshots_of_deep_calls():
+    """What is saved can be read back: jansson reads 2048 levels, and a call's arguments are inside of six."""
+    s = server()
+    said = lambda arguments: FOX + [{"role": "assistant", "content": "", "tool_calls": [
+        {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}]}]
+    deep = lambda levels: '{"x":' + "[" * (levels - 1) + "]" * (levels - 1) + "}"
+    raw = lambda path, messages, levels: s.request("POST", path, json.dumps({"id": "deep", "messages": messages, "max_tokens": 1}).replace('"DEEP"', deep(levels)))
+    for levels in (512, 513, 2040, 2042):
+        texts = raw("/v1/snapshots", said(deep(levels)), 0), raw("/v1/snapshots", said("DEEP"), levels)
+        blocks = raw("/v1/messages", FOX + [{"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": "DEEP"}]}, FOX[0]], levels)
+        for status, _, answer in (*texts, blocks) if levels > 512 else ():
+            assert status == 400 and "deeper than 512 levels" in answer["error"]["message"], (levels, answer)
+        if levels == 512:
+            assert [t[0] for t in texts] == [200, 200], texts
+            status, _, kept = s.request("GET", "/v1/snapshots/deep")
+            assert status == 200 and json.dumps(kept["messages"][1]["tool_calls"][0]["function"]["arguments"], separators=(",", ":")) == deep(512), kept
+    assert s.request("DELETE", "/v1/snapshots/deep")[0] == 200
+
+
 def test_snapshots_that_cannot_be_deleted():
     """What stays on the disk is not said to be deleted."""
     cache = TMP / "stubborn"
