@@ -3,7 +3,7 @@
 
 Needs only Python 3. Prints one line for a test that fails, and "N passed, N failed" at the end.
 """
-import atexit, fcntl, json, os, pty, re, select, shutil, signal, struct, subprocess, sys, tempfile, termios, time, traceback
+import atexit, fcntl, json, os, pty, re, select, shutil, signal, struct, subprocess, sys, tempfile, termios, time, traceback, unicodedata
 from pathlib import Path
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup started the tests
@@ -311,6 +311,66 @@ def test_control_c_keeps_what_was_processed():
     assert len(found) == 2, found
     for prompt, known in found:
         assert int(prompt) - int(known) < 24 and int(known) > 25, found
+    assert t.end() == 0
+
+
+def answers(text):
+    """The option that makes all answers this text."""
+    return "--grammar", "root ::= " + json.dumps(text, ensure_ascii=False), "--temp", 0, "-c", 2048
+
+
+def lines_shown(shown):
+    """Of an answer that begins with START and ends with END."""
+    return shown[shown.rindex(b"START"):shown.rindex(b"END")].decode().split("\r\n")
+
+
+def wide(line):
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 0 if unicodedata.combining(c) else 1 for c in line)
+
+
+def test_lines_break_at_words():
+    prose = "START a little fox lived in a wood, and every morning it went to the river to look for something to eat. "
+    for columns in (40, 23, 17):
+        t = Terminal(*answers(prose + "END"), columns=columns)
+        lines = lines_shown(t.ask(b"x"))
+        assert len(lines) >= 3 and all(len(x) <= columns for x in lines), lines
+        assert " ".join(lines).split() == prose.split(), lines
+        for line, after in zip(lines, lines[1:]):
+            assert len(line) + 1 + len((after + "END").split()[0]) > columns, (line, after)  # none is broken too early
+        fcntl.ioctl(t.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+        assert max(map(len, lines_shown(t.ask(b"x")))) > 40
+        assert t.messages()[1] == prose + "END"  # as it was sampled
+        assert t.end() == 0
+    out = good(*answers(prose + "END"), stdin=b"x\n")[0]
+    assert out.decode() == prose + "END\n", out  # no terminal
+
+
+def test_lines_of_code_stay():
+    code = "```c\nif (this_is_a_long_name == another_long_name)  return  1;\n\n    ``` x\n``\n```\n"
+    after = "    indented and then some words that are more than a line of it\n- END"
+    t = Terminal(*answers("START with many words before the code as it is here:\n" + code + after), columns=30)
+    lines = lines_shown(t.ask(b"x"))
+    i = lines.index("```c")
+    assert lines[i:i + 6] == code.split("\n")[:-1], lines
+    assert all(len(x) <= 30 for x in lines[:i] + lines[i + 6:]) and lines[i + 6].startswith("    indented and"), lines
+    assert t.end() == 0
+
+
+def test_lines_of_wide_characters():
+    text = "START 森に小さな狐が住んでいました。毎朝、川へ行って食べ物を探しました。「見つけた！」と狐は言いました。 e\u0301te\u0301 "
+    t = Terminal(*answers(text + "END"), columns=21, LC_ALL="C.UTF-8")
+    lines = lines_shown(t.ask(b"x"))
+    assert "".join(lines).replace(" ", "") == text.replace(" ", ""), lines
+    assert all(wide(x) <= 21 for x in lines) and all(wide(x) >= 16 for x in lines[:-1]), [(wide(x), x) for x in lines]
+    assert not any(x[0] in "。、！」\u0301" or x[-1] == "「" for x in lines), lines
+    assert t.end() == 0
+
+
+def test_lines_that_cannot_be_broken():
+    url = "https://example.org/" + "a/long/path/" * 26
+    t = Terminal(*answers(f"START see {url} and go END"), columns=30)
+    lines = lines_shown(t.ask(b"x"))
+    assert lines[0].strip() == "START see" and lines[1].startswith(url), lines  # the terminal breaks it
     assert t.end() == 0
 
 

@@ -3,7 +3,7 @@
 
 Needs only Python 3. Prints one line for a test that fails, and "N passed, N failed" at the end.
 """
-import fcntl, json, os, re, shutil, signal, socket, stat, struct, subprocess, sys, tempfile, termios, time, traceback
+import fcntl, json, math, os, re, shutil, signal, socket, stat, struct, subprocess, sys, tempfile, termios, time, traceback
 from pathlib import Path
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup started the tests
@@ -505,6 +505,47 @@ def quantize_is_the_same_with_any_number_of_threads():
         assert Path(f"{d}/1.gguf").read_bytes() == Path(f"{d}/3.gguf").read_bytes()
 
 
+def peak_of(*args):
+    """The most memory in bytes that the program had resident, measured in a process of its own: a child starts with the
+    peak of the process that starts it."""
+    code = ("import resource, subprocess, sys\n"
+            "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)\n"
+            "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
+    given = f"{os.environ.get('ASAN_OPTIONS', '')}:quarantine_size_mb=1"  # memory that was freed stays in it
+    p = subprocess.run([sys.executable, "-c", code, SLUICE, *map(str, args)], env={**os.environ, "ASAN_OPTIONS": given},
+                       capture_output=True, timeout=300)
+    assert p.returncode == 0, p.stderr.decode()
+    return int(p.stdout) * 1024
+
+
+@test
+def inputs_larger_than_memory_pass_through_it():
+    with tempfile.TemporaryDirectory() as d:
+        rows = [(f"blk.{i}.ffn_up.weight", (4096, 2048)) for i in range(12)]  # 32 MB each
+        make_gguf(f"{d}/matrices.gguf", tensors=rows)
+        make_gguf(f"{d}/vectors.gguf", tensors=[(name, 4096 * 2048) for name, _ in rows])  # copied as they are
+        for name in ("matrices", "vectors"):
+            size, peak = os.path.getsize(f"{d}/{name}.gguf"), peak_of("quantize", f"{d}/{name}.gguf", "-", "q8_0", "-t", 2)
+            assert peak < 160e6 < 400e6 < size, (name, peak, size)
+        folder = Path(d) / "model"
+        shutil.copytree(REFERENCE / "llama-a", folder, ignore=shutil.ignore_patterns("*.gguf", "*.bin"))
+        for f in folder.iterdir():
+            f.chmod(0o644)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 1 << 18}))
+        whole = (REFERENCE / "llama-a/model.safetensors").read_bytes()
+        header, at = json.loads(whole[8:8 + struct.unpack_from("<Q", whole)[0]]), 0
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                tensor["shape"] = [1 << 18 if n == config["intermediate_size"] else n for n in tensor["shape"]]
+                tensor["data_offsets"] = [at, at := at + 2 * math.prod(tensor["shape"])]  # matrices of 50 MB
+        text = json.dumps(header).encode()
+        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+        os.truncate(folder / "model.safetensors", 8 + len(text) + at)
+        peak = peak_of("convert", folder, "-", "--type", "q8_0", "-t", 2)
+        assert peak < 200e6 < 300e6 < at, (peak, at)
+
+
 @test
 def quantize_again_is_possible():
     with tempfile.TemporaryDirectory() as d:
@@ -599,18 +640,20 @@ def convert_refuses_by_name():
 # ---- files in and out ---------------------------------------------------------------------------
 
 def make_gguf(path, keys=(), tensors=(("token_embd.weight", 32),)):
-    """A small file: keys as (name, type id, bytes of the value), f32 tensors of one row of zeros."""
+    """A sparse file: keys as (name, type id, bytes of the value), f32 tensors of zeros as (name, values of one row) or
+    (name, (values, rows))."""
     b = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)))
     for name, kind, value in keys:
         name = name.encode()
         b += struct.pack("<Q", len(name)) + name + struct.pack("<I", kind) + value
     at = 0
-    for name, n in tensors:
-        name = name.encode()
-        b += struct.pack("<Q", len(name)) + name + struct.pack("<IQIQ", 1, n, 0, at)
-        at += -(-n * 4 // 32) * 32
-    b += bytes(-len(b) % 32) + bytes(at)
+    for name, dims in tensors:
+        name, dims = name.encode(), dims if isinstance(dims, tuple) else (dims,)
+        b += struct.pack("<Q", len(name)) + name + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, 0, at)
+        at += -(-math.prod(dims) * 4 // 32) * 32
+    b += bytes(-len(b) % 32)
     Path(path).write_bytes(b)
+    os.truncate(path, len(b) + at)
 
 
 def text_value(s):

@@ -344,8 +344,8 @@ def test_openai_seed_bias_and_penalties():
 
 def test_openai_errors():
     c = openai_client(server())
-    for fields, words in ((dict(temperature="hot"), "temperature is a string"), (dict(n=0), "n is 0, expected 1 or more"),
-                          (dict(n=1000), "n is 1000, expected at most"), (dict(max_tokens=0), "max_tokens is 0"),
+    for fields, words in ((dict(temperature="hot"), "temperature is a string"), (dict(n=0), "n is 0, expected 1 to 16"),
+                          (dict(n=1000), "n is 1000, expected 1 to 16"), (dict(n=3 * 10**9), "n is 3000000000, expected 1 to 16"), (dict(max_tokens=0), "max_tokens is 0"),
                           (dict(stop=[3]), "stop is a number"), (dict(logit_bias={"x": 1}), "logit_bias has the key 'x'"),
                           (dict(messages=[]), "messages is empty"), (dict(messages=[{"role": 3}]), "messages[0].role is a number"),
                           (dict(messages=[{"role": "", "content": "x"}]), "messages[0].role is '', expected system, developer, user"),
@@ -1704,6 +1704,25 @@ def test_snapshots():
     assert s.request("POST", "/v1/snapshots", {"id": "here", "messages": turns})[0] == 200
     assert s.chat([{"role": "user", "content": "And then?"}], snapshot="here")["usage"]["prompt_tokens"] == right["usage"]["prompt_tokens"]
     assert [x["id"] for x in s.request("GET", "/v1/snapshots")[2]["data"]] == ["here"] and s.request("DELETE", "/v1/snapshots/here")[0] == 200
+
+
+def test_snapshots_of_deep_calls():
+    """What is saved can be read back: jansson reads 2048 levels, and a call's arguments are inside of six."""
+    s = server()
+    said = lambda arguments: FOX + [{"role": "assistant", "content": "", "tool_calls": [
+        {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}]}]
+    deep = lambda levels: '{"x":' + "[" * (levels - 1) + "]" * (levels - 1) + "}"
+    raw = lambda path, messages, levels: s.request("POST", path, json.dumps({"id": "deep", "messages": messages, "max_tokens": 1}).replace('"DEEP"', deep(levels)))
+    for levels in (512, 513, 2040, 2042):
+        texts = raw("/v1/snapshots", said(deep(levels)), 0), raw("/v1/snapshots", said("DEEP"), levels)
+        blocks = raw("/v1/messages", FOX + [{"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": "DEEP"}]}, FOX[0]], levels)
+        for status, _, answer in (*texts, blocks) if levels > 512 else ():
+            assert status == 400 and "deeper than 512 levels" in answer["error"]["message"], (levels, answer)
+        if levels == 512:
+            assert [t[0] for t in texts] == [200, 200], texts
+            status, _, kept = s.request("GET", "/v1/snapshots/deep")
+            assert status == 200 and json.dumps(kept["messages"][1]["tool_calls"][0]["function"]["arguments"], separators=(",", ":")) == deep(512), kept
+    assert s.request("DELETE", "/v1/snapshots/deep")[0] == 200
 
 
 def test_snapshots_that_cannot_be_deleted():

@@ -125,6 +125,41 @@ TEST(serve_tool_calls_are_found_however_the_text_is_cut) {
     json_decref(tools);
 }
 
+/* Arguments of so many levels, as JSON, as a string in JSON and as XML. */
+static void make_deep(struct buffer *text, int form, int levels) {
+    static const char *const forms[][2] = {
+        {"<tool_call>{\"name\": \"weather\", \"arguments\": {\"list\": ", "}}</tool_call>"},
+        {"<tool_call>{\"name\": \"weather\", \"arguments\": \"{\\\"list\\\": ", "}\"}</tool_call>"},
+        {"<tool_call><function=weather><parameter=list>", "</parameter></function></tool_call>"},
+    };
+    text->len = 0;
+    buffer_puts(text, forms[form][0]);
+    for (int i = 1; i < levels; i++)
+        buffer_puts(text, "[");
+    for (int i = 1; i < levels; i++)
+        buffer_puts(text, "]");
+    buffer_puts(text, forms[form][1]);
+}
+
+TEST(serve_tool_calls_that_are_too_deep_are_text) {
+    json_t *tools = json_loads(tools_text, 0, NULL);
+    struct buffer text = {0}, out = {0};
+    for (int form = 0; form < 3; form++)
+        for (int levels = TOOL_MAX_LEVELS; levels <= 2060;
+             levels = levels == 512 ? 513 : levels + 509) {
+            make_deep(&text, form, levels);
+            parse(tools, buffer_str(&text), 7, 100, &out);
+            bool is_call = str_starts(buffer_str(&out), "[weather {\"list\":[");
+            /* What jansson cannot read is a string. */
+            bool is_string = str_starts(buffer_str(&out), "[weather {\"list\":\"[");
+            EXPECT(is_call == (levels <= TOOL_MAX_LEVELS));
+            EXPECT(is_call || is_string || str_equal(buffer_str(&out), buffer_str(&text)));
+        }
+    buffer_free(&text);
+    buffer_free(&out);
+    json_decref(tools);
+}
+
 /* Pieces of calls in any order: nothing may crash, and the cut changes nothing. */
 TEST(serve_tool_calls_of_random_pieces_do_not_depend_on_the_cut) {
     static const char *const pieces[] = {"<tool_call>",

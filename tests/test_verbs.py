@@ -161,8 +161,11 @@ def test_ppl():
     other = json.loads(good("ppl", "-f", text, "--window", 32, "--json")[0])
     assert abs(other["nll"] - figures["nll"]) < 0.05, (other, figures)
     bad(1, "--window", "ppl", "-f", text, "--window", 4096)
-    bad(2, "--context is 31, expected 32 (--window) or more", "ppl", "-f", text, "--window", 32, "-c", 31)
-    good("ppl", "-f", text, "--window", 32, "-c", 32)
+    for more in (("-c", 32), ("--window", 32, "-c", 32)):  # as in llama.cpp
+        assert json.loads(good("ppl", "-f", text, "--json", *more)[0]) == other, more
+    for context in (31, 33):
+        bad(2, f"--context is {context}, expected 32 (--window), or one of them", "ppl", "-f", text, "--window", 32, "-c", context)
+    bad(2, "--context is 1, expected 2 to", "ppl", "-f", text, "-c", 1)
     bad(2, "-f", "ppl")
     bad(2, "--window", "ppl", "-f", text, "--window", 1)
 
@@ -285,6 +288,22 @@ def test_absurd_numbers_are_refused():
     bad(1, "--window", "ppl", "-m", SHIPPED, "-f", TMP / "ids", "--window", 2147483647)
 
 
+def test_threads_are_as_many_as_processors():
+    """Only one of them: the default follows, and more are told."""
+    one, given = min(os.sched_getaffinity(0)), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {one})
+    try:
+        assert "1 thread\n" in good("run", "-n", 1, "--backend", "cpu")[1].replace(";", "\n")
+        line = "sluice: warning: 2 threads (-t) on 1 processor that may be used: "
+        for args in (("run", "-n", 1), ("bench", "-p", 4, "-n", 2, "-r", 1), ("quantize", TINY, TMP / "threads.gguf", "q8_0")):
+            backend = () if args[0] == "quantize" else ("--backend", "cpu")
+            assert line in good(*args, *backend, "-t", 2)[1], args
+            assert "-t" not in good(*args, *backend, "-t", 1)[1], args
+    finally:
+        os.sched_setaffinity(0, given)
+    assert "-t" not in good("run", "-n", 1, "-t", 0)[1]
+
+
 def test_explain():
     plan = json.loads(good("explain", "-m", TINY, "--json")[0])
     assert plan["ops"][0]["op"] == "embed" and plan["ops"][-1]["op"] == "pick"
@@ -307,6 +326,26 @@ def test_inspect_predicts_the_memory():
                                 "--json", *more)[0])
         assert found["memory_bytes"] == plan["total"], (found, plan)
     bad(2, "--batch", "inspect", SHIPPED, "--batch", -1)
+
+
+def test_inspect_says_whether_it_fits():
+    def facts(*args):
+        return json.loads(good("inspect", *args, "--json")[0])
+    found = facts(SHIPPED)
+    (fit,) = found["fit"]
+    assert fit["fits"] and fit["would_fit"] == [] and fit["needs"] == found["memory"]["total"] < fit["free"], fit
+    assert fit["backend"] == "cpu" and fit["context"] == 2048 and fit["weights"] < fit["needs"], fit
+    line = good("inspect", SHIPPED)[0].decode().splitlines()[3]
+    assert re.fullmatch(r"  fits cpu: needs [\d.]+ MB with a context of 2048, [\d.]+ [GT]B are free", line), line
+    large = ("synth:smollm2-1.7b:q4_0", "--kv", "f32", "-c", 1 << 24)  # 6.6 TB
+    (fit,) = facts(*large)["fit"]
+    assert not fit["fits"] and fit["needs"] > 6e12 and fit["would_fit"][0].startswith("-c "), fit
+    assert facts(*large[:-2], *fit["would_fit"][0].split())["fit"][0]["fits"], fit
+    advice = f"what would fit: {', '.join(fit['would_fit'])}"
+    assert advice in good("inspect", *large)[0].decode().splitlines()[3]
+    bad(1, advice, "run", "-p", "x", "-m", *large)
+    (fit,) = facts(SHIPPED, "--cache-bytes", "1000T")["fit"]
+    assert not fit["fits"] and fit["would_fit"][0].startswith("--cache-bytes "), fit
 
 
 def test_inspect_says_what_conversations_may_leave():
@@ -508,7 +547,7 @@ def test_imatrix_is_collected_and_used():
     bad(2, "-o FILE is missing", "imatrix", SHIPPED, "-f", text)
     bad(2, "-f TEXT is missing", "imatrix", SHIPPED, "-o", TMP / "y")
     bad(2, "--backend is 'cuda'", "imatrix", SHIPPED, "-f", text, "-o", TMP / "y", "--backend", "cuda")
-    bad(2, "--context is 64, expected 512", "imatrix", SHIPPED, "-f", text, "-o", TMP / "y", "-c", 64)
+    bad(2, "--context is 64, expected 32 (--window)", "imatrix", SHIPPED, "-f", text, "-o", TMP / "y", "-c", 64, "--window", 32)
     bad(2, "unknown option", "imatrix", SHIPPED, "-f", text, "-o", TMP / "y", "--device", 0)
     bad(1, "is a file of the input", "imatrix", SHIPPED, "-f", text, "-o", SHIPPED, "--window", 64)
 

@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/cgroup.h"
+
 #if defined(__aarch64__)
 #include <sys/auxv.h>
 #elif defined(__x86_64__)
@@ -173,10 +175,23 @@ const char *cpu_feature_names(void) {
     return names;
 }
 
-int cpu_count(void) {
+static int by_affinity(void) {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0)
         return CPU_COUNT(&set);
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n > 0 ? (int)n : 1;
+}
+
+static int quota;
+
+static void find_quota(void) {
+    quota = cgroup_processors("");
+}
+
+int cpu_count(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, find_quota);
+    int n = by_affinity();
+    return quota && quota < n ? quota : n;
 }

@@ -32,7 +32,8 @@ const char *cpu_unknown_feature(void);
 /* The names SLUICE_CPU may have, besides "none". Static. */
 const char *cpu_known_features(void);
 
-/* How many threads to run by default: the processors this process may use. */
+/* How many threads to run by default: the processors this process may use, by its affinity and by
+ * the quota of its control groups. */
 int cpu_count(void);
 
 #endif

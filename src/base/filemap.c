@@ -226,6 +226,17 @@ const char *filemap_at(const void *address) {
     return registry_find(&mapped_files, address);
 }
 
+void filemap_release(const struct filemap *files, uint32_t n, const void *at, uint64_t bytes) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)at;
+    for (uint32_t i = 0; i < n; i++) {
+        uintptr_t data = (uintptr_t)files[i].data;
+        if (!files[i].is_mapped || begin < data || begin - data >= files[i].size)
+            continue;
+        uintptr_t first = begin / page * page;
+        madvise((void *)first, begin - first + bytes, MADV_DONTNEED);
+    }
+}
+
 bool filemap_is(const struct filemap *map, const char *path) {
     struct stat st;
     return map->inode != 0 && stat(path, &st) == 0 && st.st_dev == map->device &&

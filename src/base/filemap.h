@@ -43,6 +43,11 @@ bool filemap_map_at(const struct filemap *map, void *at);
 /* To be called before that range is unmapped. */
 void filemap_forget_at(const struct filemap *map);
 
+/* Gives pages of one of these files back to the kernel, whole ones and those that the range begins
+ * and ends in: they stay readable, and are read again if need be. For who reads a large file once,
+ * from its beginning to its end; files that were not mapped stay in memory. */
+void filemap_release(const struct filemap *files, uint32_t n, const void *at, uint64_t bytes);
+
 /* The path of the mapped file that an address belongs to, NULL: none. Async-signal-safe. */
 const char *filemap_at(const void *address);
 

@@ -7,6 +7,7 @@
 #include "base/cpu.h"
 #include "base/pool.h"
 #include "cmd/cmd.h"
+#include "cmd/open.h"
 #include "cmd/output.h"
 #include "cmd/progress.h"
 #include "file/folder.h"
@@ -94,6 +95,13 @@ static int write_bytes(void *sink, const void *bytes, uint64_t size, struct err 
     return gguf_write_data(j->out, bytes, size, err);
 }
 
+/* An input larger than memory passes through it tensor by tensor. */
+static void release_sources(const struct hub *hub, const struct hub_tensor *t) {
+    const struct safetensors *w = hub->folder->weights;
+    for (uint32_t i = 0; i < t->n_sources; i++)
+        filemap_release(w->shards, w->n_shards, t->sources[i]->data, t->sources[i]->bytes);
+}
+
 static int write_tensors(struct job *j, struct err *err) {
     int status = SLUICE_OK;
     for (uint32_t i = 0; !status && i < j->hub->n_tensors; i++) {
@@ -117,6 +125,7 @@ static int write_tensors(struct job *j, struct err *err) {
                 .sink = j,
             },
             j->pool, err);
+        release_sources(j->hub, source.tensor);
     }
     progress_end(&j->progress);
     return status;
@@ -217,6 +226,7 @@ int cmd_convert(int argc, char **argv) {
         return exit;
     if ((exit = check_range("convert", "--threads", threads, 0, 1024)) != OPTS_GO_ON)
         return exit;
+    warn_of_threads(threads);
     threads = threads ? threads : cpu_count();
     struct err err = {0};
     return convert(words[0], words[1], mixture, threads, !no_mtp, name, &err) ? fail(&err) : 0;

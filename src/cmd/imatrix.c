@@ -187,15 +187,15 @@ static int collect(struct collector *c) {
 }
 
 int cmd_imatrix(int argc, char **argv) {
-    struct collector c = {.common = common_default(), .window = 512};
-    int context = 0;
+    struct collector c = {.common = common_default(), .window = WINDOW_NOT_GIVEN};
+    int context = WINDOW_NOT_GIVEN;
     struct opt opts[MAX_COMMON_OPTS + 8] = {
         {"--file", 'f', OPT_STRING, &c.file, "TEXT", "text to run; -: standard input"},
         {"--output", 'o', OPT_STRING, &c.out, "FILE", "the importance matrix, a GGUF file"},
         {"--window", 0, OPT_INT, &c.window, "N", "tokens per window; default: 512"},
         {"--windows", 0, OPT_INT, &c.max_windows, "N",
          "run the first N windows only; 0 (default): all"},
-        {"--context", 'c', OPT_INT, &context, "N", "context length; default: the window"},
+        {"--context", 'c', OPT_INT, &context, "N", "the same as --window"},
         {"--backend", 0, OPT_STRING, &c.common.backend, "NAME",
          "cpu, the only one that shows what goes into its products"},
     };
@@ -221,7 +221,7 @@ int cmd_imatrix(int argc, char **argv) {
         return complain(EXIT_USAGE, "imatrix: --backend is '%s', expected cpu", c.common.backend);
     c.common.backend = "cpu";
     if ((exit = output_check_binary("imatrix", c.out)) != OPTS_GO_ON ||
-        (exit = common_check_windows("imatrix", c.window, c.max_windows, context)) != OPTS_GO_ON)
+        (exit = common_check_windows("imatrix", &c.window, c.max_windows, context)) != OPTS_GO_ON)
         return exit;
     exit = common_open_model(&c.common, &c.model);
     if (!exit)

@@ -204,22 +204,56 @@ static json_t *memory_json(const struct sluice_engine *e) {
     return out;
 }
 
-/* What `run` would take with these options, to the byte. A model that cannot be run has none. */
+/* Whether that fits into what is free now, and if not, what would make it fit. */
+static json_t *fit_json(const struct sluice_engine *e, const struct fit *f) {
+    json_t *advice = json_array();
+    for (uint32_t i = 0; i < f->n_advice; i++)
+        json_array_append_new(advice, json_string(f->advice[i]));
+    return json_pack("{s:s, s:i, s:I, s:I, s:o, s:b, s:o}", "backend", e->kind->name, "context",
+                     (int)e->setup.context, "needs", (json_int_t)f->total, "weights",
+                     (json_int_t)f->weights, "free",
+                     f->free == UINT64_MAX ? json_null() : json_integer((json_int_t)f->free),
+                     "fits", f->fits && f->cache_fits, "would_fit", advice);
+}
+
+/* Adds a row to the fits of the devices, and, if it is the first, the memory itself. */
+static int add_fit(json_t *facts, struct sluice_model *model, const struct sluice_engine_options *o,
+                   struct err *err) {
+    struct sluice_engine *engine;
+    struct fit f;
+    json_t *fits = json_object_get(facts, "fit");
+    int status = engine_prepare(&engine, model, o, false, err);
+    if (!status)
+        status = fit_find(&f, engine, o, err);
+    if (!status && !fits) {
+        json_object_set_new(facts, "memory", memory_json(engine));
+        json_object_set_new(facts, "fit", fits = json_array());
+    }
+    if (!status)
+        json_array_append_new(fits, fit_json(engine, &f));
+    engine_close(engine);
+    return status;
+}
+
+/* What `run` would take with these options, to the byte, and on the CPU if it would choose another
+ * device by itself. A model that cannot be run has none. */
 static int add_memory(json_t *facts, const struct common *c, const char *path, bool is_asked) {
     struct sluice_model *model = NULL;
-    struct sluice_engine *engine = NULL;
     struct sluice_engine_options o = common_engine(c);
-    struct err err = {0};
+    struct err err = {0}, ignored;
     int exit = 0, status = sluice_model_open(&model, path);
     if (status)
         err_set(&err, status, "%s", sluice_model_error(model));
     else
-        status = engine_prepare(&engine, model, &o, false, &err);
-    if (!status)
-        json_object_set_new(facts, "memory", memory_json(engine));
-    else if (is_asked)
+        status = add_fit(facts, model, &o, &err);
+    bool is_elsewhere = strcmp(backend_meant(o.backend), "auto") == 0 &&
+                        !backend_find(o.backend)->uses_host_weights;
+    o.backend = "cpu";
+    o.device = 0;
+    if (!status && is_elsewhere)
+        add_fit(facts, model, &o, &ignored);
+    else if (status && is_asked)
         exit = fail(&err);
-    engine_close(engine);
     sluice_model_close(model);
     return exit;
 }
@@ -404,6 +438,25 @@ static void print_memory(const json_t *m) {
     print_cache(m);
 }
 
+/* "fits cpu: needs 2.71 GB with a context of 8192, 21.5 GB are free". */
+static void print_fit(const json_t *f) {
+    json_t *free = json_object_get(f, "free"), *advice = json_object_get(f, "would_fit"), *option;
+    bool fits = json_is_true(json_object_get(f, "fits"));
+    size_t i;
+    printf("  %s %s: needs %s with a context of %llu", fits ? "fits" : "does not fit",
+           json_string_value(json_object_get(f, "backend")), human_bytes(number(f, "needs")),
+           (unsigned long long)number(f, "context"));
+    if (json_is_integer(free))
+        printf(", %s are free", human_bytes(number(f, "free")));
+    json_array_foreach(advice, i, option)
+        printf("%s%s", i ? ", " : "; what would fit: ", json_string_value(option));
+    if (!fits && json_array_size(advice) == 0)
+        fputs(number(f, "weights") > number(f, "free") ? "; the weights alone do not fit"
+                                                       : "; no -c or --kv would fit",
+              stdout);
+    putchar('\n');
+}
+
 static void print_text(json_t *facts) {
     struct str arch = text_of(json_object_get(facts, "architecture"));
     const char *name;
@@ -419,6 +472,7 @@ static void print_text(json_t *facts) {
     print_name(arch.len ? arch : STR("unknown"), 0);
     printf("\n  %s parameters in %zu tensors, %s bytes\n", human_count(number(facts, "parameters")),
            json_array_size(tensors), human_count(number(facts, "tensor_bytes")));
+    json_array_foreach(json_object_get(facts, "fit"), i, row) print_fit(row);
     printf("\ntypes\n");
     json_object_foreach(json_object_get(facts, "types"), name, row) {
         double values = (double)number(row, "values");
@@ -457,7 +511,8 @@ int cmd_inspect(int argc, char **argv) {
         .about =
             "Lists the keys, tensors, types and sizes of a GGUF file (or the first part of a\n"
             "split one) or of a folder with safetensors, and the memory that `sluice run` takes,\n"
-            "to the byte. Nothing is loaded. Weights are in memory once: \"packed\" are those in\n"
+            "to the byte, and whether that fits into what is free now, or with which options it\n"
+            "would. Nothing is loaded. Weights are in memory once: \"packed\" are those in\n"
             "the order of the CPU's kernels, whose pages of the file are released, \"weights\"\n"
             "those used where the file is mapped, or uploaded to a device.",
         .example = "sluice inspect models/stories-27m-q4_k_m.gguf",

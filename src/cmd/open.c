@@ -372,6 +372,14 @@ static void warn_of_context(const sluice_engine *engine) {
              choice.context, facts.context);
 }
 
+void warn_of_threads(int threads) {
+    int n = cpu_count();
+    if (threads > n)
+        warn("%d threads (-t) on %d processor%s that may be used: more threads than processors are "
+             "slower, often many times; 0, the default, is one each",
+             threads, n, n == 1 ? "" : "s");
+}
+
 static void show_loading(void *user, uint64_t done, uint64_t total) {
     struct progress *p = user;
     if (!p->what)
@@ -398,6 +406,8 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
     progress_end(&bar);
     if (!status) {
         warn_of_context(*engine);
+        if ((*engine)->kind->uses_host_weights)
+            warn_of_threads(o.threads);
         return 0;
     }
     engine_close(*engine);
@@ -405,13 +415,22 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
     return fail(&err);
 }
 
-int common_check_windows(const char *verb, int window, int max, int context) {
-    int exit = check_range(verb, "--window", window, 2, INT_MAX);
-    if (exit == OPTS_GO_ON)
-        exit = check_range(verb, "--windows", max, 0, INT_MAX);
-    if (exit == OPTS_GO_ON && context && context < window)
-        exit = complain(EXIT_USAGE, "%s: --context is %d, expected %d (--window) or more", verb,
-                        context, window);
+int common_check_windows(const char *verb, int *window, int max, int context) {
+    enum { USUAL_WINDOW = 512 };
+    const struct {
+        const char *name;
+        int value;
+    } names[] = {{"--window", *window}, {"--context", context}};
+    int exit = check_range(verb, "--windows", max, 0, INT_MAX);
+    *window = USUAL_WINDOW;
+    for (int i = 0; i < 2; i++)
+        if (exit == OPTS_GO_ON && names[i].value != WINDOW_NOT_GIVEN) {
+            *window = names[i].value;
+            exit = check_range(verb, names[i].name, *window, 2, INT_MAX);
+        }
+    if (exit == OPTS_GO_ON && names[0].value != WINDOW_NOT_GIVEN && *window != names[0].value)
+        exit = complain(EXIT_USAGE, "%s: --context is %d, expected %d (--window), or one of them",
+                        verb, context, names[0].value);
     return exit;
 }
 

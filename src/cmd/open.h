@@ -71,12 +71,17 @@ int common_open_model(struct common *c, sluice_model **model);
 int common_open_engine(sluice_model *model, const struct sluice_engine_options *options, bool taps,
                        sluice_engine **engine);
 
+/* One line on stderr if so many threads are more than the processors that this process may use. */
+void warn_of_threads(int threads);
+
 /* A whole text as tokens, without BOS; "-" is standard input. Fewer than a window of them are an
  * error. */
 int common_encode_file(const sluice_model *model, const char *path, size_t window, struct ids *out);
-/* Checks --window, --windows and, if not 0, --context. OPTS_GO_ON, or the exit status after one
- * line. */
-int common_check_windows(const char *verb, int window, int max, int context);
+/* Checks --window, --windows and --context, which means the window, too: verbs that read a text in
+ * windows have no other use for a context. WINDOW_NOT_GIVEN stands for an option that was not
+ * given; *window is set to what is meant. OPTS_GO_ON, or the exit status after one line. */
+enum { WINDOW_NOT_GIVEN = INT_MIN };
+int common_check_windows(const char *verb, int *window, int max, int context);
 /* Windows of a text, at most `max`; 0: all. An incomplete one at the end is dropped. */
 size_t common_count_windows(const struct ids *ids, int window, int max);
 /* Calls `on` with each of them, under a bar of that label; ends with the first exit status that is

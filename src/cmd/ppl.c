@@ -65,14 +65,14 @@ static int score(struct ppl *p) {
 }
 
 int cmd_ppl(int argc, char **argv) {
-    struct ppl p = {.common = common_default(), .window = 512};
-    int context = 0;
+    struct ppl p = {.common = common_default(), .window = WINDOW_NOT_GIVEN};
+    int context = WINDOW_NOT_GIVEN;
     struct opt opts[MAX_COMMON_OPTS + 8] = {
         {"--file", 'f', OPT_STRING, &p.file, "TEXT", "text to score; -: standard input"},
         {"--window", 0, OPT_INT, &p.window, "N", "tokens per window; default: 512"},
         {"--windows", 0, OPT_INT, &p.max_windows, "N",
          "score the first N windows only; 0 (default): all"},
-        {"--context", 'c', OPT_INT, &context, "N", "context length; default: the window"},
+        {"--context", 'c', OPT_INT, &context, "N", "the same as --window"},
     };
     const struct usage usage = {
         .verb = "ppl",
@@ -93,7 +93,7 @@ int cmd_ppl(int argc, char **argv) {
         return exit;
     if (!p.file)
         return complain(EXIT_USAGE, "ppl: -f TEXT is missing");
-    exit = common_check_windows("ppl", p.window, p.max_windows, context);
+    exit = common_check_windows("ppl", &p.window, p.max_windows, context);
     if (exit != OPTS_GO_ON)
         return exit;
     exit = common_open_model(&p.common, &p.model);

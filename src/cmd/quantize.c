@@ -6,6 +6,7 @@
 #include "base/cpu.h"
 #include "base/pool.h"
 #include "cmd/cmd.h"
+#include "cmd/open.h"
 #include "cmd/output.h"
 #include "cmd/progress.h"
 #include "file/gguf_write.h"
@@ -181,6 +182,7 @@ static int write_tensor(struct job *j, uint32_t i, struct err *err) {
     const struct tensor *t = &j->in->tensors[i];
     int status = j->types[i] == (uint32_t)t->type ? gguf_write_data(j->out, t->data, t->bytes, err)
                                                   : recode(j, t, (enum dtype)j->types[i], err);
+    filemap_release(j->in->parts, j->in->n_parts, t->data, t->bytes);
     j->read_bytes += t->bytes;
     progress_update(&j->progress, j->read_bytes);
     return status;
@@ -272,6 +274,7 @@ int cmd_quantize(int argc, char **argv) {
     if ((exit = find_written_type("quantize", "type", words[2], &j.mixture)) != OPTS_GO_ON ||
         (exit = check_range("quantize", "--threads", threads, 0, 1024)) != OPTS_GO_ON)
         return exit;
+    warn_of_threads(threads);
     threads = threads ? threads : cpu_count();
     struct err err = {0};
     struct gguf *in = NULL;

@@ -176,6 +176,15 @@ int say_lost(void) {
     return complain(EXIT_WORLD, "cannot write to standard output: %s", strerror(errno));
 }
 
+bool say_line_is_open(void) {
+    return is_line_open;
+}
+
+int say_text_columns(void) {
+    struct winsize size;
+    return isatty(1) && ioctl(1, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
 void say_end_line(void) {
     if (atomic_exchange(&is_line_open, false)) {
         putchar('\n');

@@ -46,6 +46,9 @@ int say_text(const char *at, size_t length);
 int say_lost(void);
 /* Ends the text's last line if it is open. */
 void say_end_line(void);
+bool say_line_is_open(void);
+/* Columns of the terminal that stdout is; 0: it is none, or does not say. */
+int say_text_columns(void);
 
 /* Columns of the terminal that stderr is. */
 int say_columns(void);

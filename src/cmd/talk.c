@@ -108,7 +108,7 @@ static int read_prompt(struct talk *t, size_t *n_fed) {
 /* ---- the answer --------------------------------------------------------------------------- */
 
 static int print(struct talk *t, const char *at, size_t length) {
-    int exit = t->common.as_json ? 0 : say_text(at, length);
+    int exit = t->common.as_json ? 0 : wrap_text(&t->wrap, at, length);
     t->is_over |= exit != 0;
     return exit;
 }
@@ -205,6 +205,7 @@ static int answer(struct talk *t) {
         exit = generate(&g);
     if (!exit)
         exit = print(t, "\n", 1);
+    wrap_end(&t->wrap);
     if (!exit && conversation_add(&t->conversation, "assistant",
                                   (struct str){t->answer.at, t->answer.len}, &err))
         exit = fail(&err);

@@ -5,6 +5,7 @@
 #include "cmd/constraint.h"
 #include "cmd/conversation.h"
 #include "cmd/open.h"
+#include "cmd/wrap.h"
 #include "text/tokenizer.h"
 
 /* Before each answer the messages are rendered and encoded whole, the sequence goes back to what
@@ -26,6 +27,7 @@ struct talk {
     struct chat *chat;
     struct conversation conversation;
     struct text_buffer answer; /* the running or last one */
+    struct wrap wrap;          /* what is shown of it */
     size_t n_prompt;           /* tokens of the sequence before it */
     bool is_over;              /* nothing more is to be read: the output is gone, or /quit */
 };

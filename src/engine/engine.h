@@ -166,6 +166,21 @@ void tiers_close(struct sluice_engine *e);
 /* Bytes that the engine may take on its device: what is free, or what the options allow. */
 int fit_limit(const struct sluice_engine *e, const struct sluice_engine_options *options,
               uint64_t *bytes, struct err *err);
+enum { FIT_ADVICE = 4 };
+struct fit {
+    uint64_t total;              /* what the engine takes on its device ... */
+    uint64_t weights;            /* ... and of it for weights */
+    uint64_t free;               /* of fit_limit; UINT64_MAX: unknown */
+    uint64_t cache_free;         /* of host memory, for --cache-bytes */
+    bool fits, cache_fits;       /* both: it can be loaded */
+    char advice[FIT_ADVICE][40]; /* options of which each would make it fit by itself, "-c 4096" */
+    uint32_t n_advice;
+};
+int fit_find(struct fit *out, const struct sluice_engine *e,
+             const struct sluice_engine_options *options, struct err *err);
+/* The advice as one line, "-c 4096, --kv q8_0". Returns out. */
+const char *fit_advice(const struct fit *f, char *out, size_t size);
+/* An error for what does not fit, with the advice. */
 int fit_check(const struct sluice_engine *e, const struct sluice_engine_options *options,
               struct err *err);
 

@@ -1,6 +1,6 @@
 /* fit.c - whether an engine fits into memory, and what would. */
+#include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "base/memory.h"
 #include "engine/engine.h"
@@ -19,46 +19,42 @@ static bool would_fit(const struct sluice_engine *e, const struct sluice_engine_
     return yes;
 }
 
-static void add_advice(char *text, size_t size, const char *format, const char *value) {
-    size_t used = strlen(text);
-    used += (size_t)snprintf(text + used, size - used, "%s", used ? ", " : "");
-    if (used < size)
-        snprintf(text + used, size - used, format, value);
+__attribute__((format(printf, 2, 3))) static void add_advice(struct fit *f, const char *format,
+                                                             ...) {
+    va_list args;
+    CHECK(f->n_advice < FIT_ADVICE);
+    va_start(args, format);
+    vsnprintf(f->advice[f->n_advice++], sizeof f->advice[0], format, args);
+    va_end(args);
 }
 
-/* Each option that makes it fit by itself. */
-static void find_advice(const struct sluice_engine *e, const struct sluice_engine_options *options,
-                        uint64_t limit, char *text, size_t size) {
+static void find_advice(struct fit *f, const struct sluice_engine *e,
+                        const struct sluice_engine_options *options) {
     static const char *const kv_types[] = {"f16", "q8_0", "q4_0"};
     struct sluice_engine_options o = *options;
-    text[0] = 0;
     for (o.context = e->setup.context / 2; o.context >= 256; o.context /= 2)
-        if (would_fit(e, &o, limit)) {
-            char number[24];
-            snprintf(number, sizeof number, "%lld", (long long)o.context);
-            add_advice(text, size, "-c %s", number);
+        if (would_fit(e, &o, f->free)) {
+            add_advice(f, "-c %lld", (long long)o.context);
             break;
         }
     o = *options;
     for (size_t i = 0; !o.exact && i < sizeof kv_types / sizeof *kv_types; i++) {
         o.kv_type = kv_types[i];
-        if (would_fit(e, &o, limit)) {
-            add_advice(text, size, "--kv %s", o.kv_type);
+        if (would_fit(e, &o, f->free)) {
+            add_advice(f, "--kv %s", o.kv_type);
             break;
         }
     }
     o = *options;
     for (o.kv_bytes /= 2; o.kv_bytes >= e->state.layout.page_bytes && o.kv_bytes; o.kv_bytes /= 2)
-        if (would_fit(e, &o, limit)) {
-            char number[24];
-            snprintf(number, sizeof number, "%llu", (unsigned long long)o.kv_bytes);
-            add_advice(text, size, "--kv-bytes %s", number);
+        if (would_fit(e, &o, f->free)) {
+            add_advice(f, "--kv-bytes %llu", (unsigned long long)o.kv_bytes);
             break;
         }
     o = *options;
     o.batch = o.sequences = 1;
-    if (options->batch > 1 && would_fit(e, &o, limit))
-        add_advice(text, size, "--batch %s", "1");
+    if (options->batch > 1 && would_fit(e, &o, f->free))
+        add_advice(f, "--batch 1");
 }
 
 int fit_limit(const struct sluice_engine *e, const struct sluice_engine_options *o, uint64_t *bytes,
@@ -68,39 +64,53 @@ int fit_limit(const struct sluice_engine *e, const struct sluice_engine_options 
                                                   : SLUICE_OK;
 }
 
-/* Checks that the cache in host memory fits beside what else the engine takes there. */
-static int check_cache(const struct sluice_engine *e, uint64_t limit, struct err *err) {
-    uint64_t taken = engine_memory_of(e, &e->predicted).total;
-    uint64_t left = e->kind->available ? memory_available() : limit > taken ? limit - taken : 0;
-    if (e->setup.host_bytes <= left)
-        return SLUICE_OK;
-    return err_set(err, SLUICE_ERR_MEMORY,
-                   "the cache in host memory (--cache-bytes) needs %.3f GB, expected at most the "
-                   "%.3f that are free beside the model",
-                   (double)e->setup.host_bytes / 1e9, (double)left / 1e9);
+int fit_find(struct fit *f, const struct sluice_engine *e, const struct sluice_engine_options *o,
+             struct err *err) {
+    struct sluice_memory m = engine_memory_of(e, &e->predicted);
+    *f = (struct fit){.total = m.total, .weights = m.weights + m.packed};
+    int status = fit_limit(e, o, &f->free, err);
+    if (status)
+        return status;
+    uint64_t beside = f->free > f->total ? f->free - f->total : 0;
+    f->cache_free = e->kind->available ? memory_available() : beside;
+    f->fits = fits(e, f->free);
+    f->cache_fits = e->setup.host_bytes <= f->cache_free;
+    if (!f->fits)
+        find_advice(f, e, o);
+    else if (!f->cache_fits && f->cache_free >> 20)
+        add_advice(f, "--cache-bytes %lluM", (unsigned long long)(f->cache_free >> 20));
+    return SLUICE_OK;
+}
+
+const char *fit_advice(const struct fit *f, char *out, size_t size) {
+    size_t used = 0;
+    out[0] = 0;
+    for (uint32_t i = 0; i < f->n_advice && used < size; i++)
+        used += (size_t)snprintf(out + used, size - used, "%s%s", i ? ", " : "", f->advice[i]);
+    return out;
 }
 
 int fit_check(const struct sluice_engine *e, const struct sluice_engine_options *o,
               struct err *err) {
-    uint64_t limit;
-    int status = fit_limit(e, o, &limit, err);
-    if (status)
+    struct fit f;
+    int status = fit_find(&f, e, o, err);
+    if (status || (f.fits && f.cache_fits))
         return status;
-    if (fits(e, limit))
-        return check_cache(e, limit, err);
-    struct sluice_memory m = engine_memory_of(e, &e->predicted);
-    uint64_t weights = m.weights + m.packed;
-    char advice[128], sequences[48] = "";
-    find_advice(e, o, limit, advice, sizeof advice);
+    if (f.fits)
+        return err_set(err, SLUICE_ERR_MEMORY,
+                       "the cache in host memory (--cache-bytes) needs %.3f GB, expected at most "
+                       "the %.3f that are free beside the model",
+                       (double)e->setup.host_bytes / 1e9, (double)f.cache_free / 1e9);
+    char advice[FIT_ADVICE * sizeof f.advice[0]], sequences[48] = "";
     if (e->setup.n_seqs > 1)
         snprintf(sequences, sizeof sequences, " with %u sequences (--batch)", e->setup.n_seqs);
     return err_set(err, SLUICE_ERR_MEMORY,
                    "%s: a context of %u (-c)%s needs %.3f GB, of which %.3f for weights, and %.3f "
                    "are free; %s%s",
-                   e->model->model->path, e->setup.context, sequences, (double)m.total / 1e9,
-                   (double)weights / 1e9, (double)limit / 1e9,
-                   advice[0]         ? "what would fit: "
-                   : weights > limit ? "the weights alone do not fit"
-                                     : "no -c, --kv or --batch would fit",
-                   advice);
+                   e->model->model->path, e->setup.context, sequences, (double)f.total / 1e9,
+                   (double)f.weights / 1e9, (double)f.free / 1e9,
+                   f.n_advice           ? "what would fit: "
+                   : f.weights > f.free ? "the weights alone do not fit"
+                                        : "no -c, --kv or --batch would fit",
+                   fit_advice(&f, advice, sizeof advice));
 }

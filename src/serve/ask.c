@@ -96,6 +96,7 @@ struct ask *ask_open(json_t *root, const struct ask_model *m) {
         return NULL;
     ask->root = json_incref(root);
     ask->n = 1;
+    ask->max_n = m->max_answers;
     ask->max_tokens = ask->n_top = ask->thinking_budget = -1;
     ask->sampling = m->sampling;
     ask->sampling.seed = drawn_seed();
@@ -238,6 +239,10 @@ static void read_biases(struct ask *ask, struct fields *f, const struct ask_mode
         read_bias_list(ask, f, m, biases);
     else
         read_bias_object(ask, f, m);
+}
+
+void ask_read_n(struct ask *ask, struct fields *f, const char *name) {
+    fields_int(f, name, 1, ask->max_n, &ask->n);
 }
 
 void ask_read_sampling(struct ask *ask, struct fields *f, const struct ask_model *m) {

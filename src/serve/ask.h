@@ -22,7 +22,8 @@ struct ask_model {
     const char *name;     /* as clients see it */
     const char *template; /* a chat template; NULL: the model's own */
     uint32_t context;
-    bool has_hidden; /* its engine hands hidden states out */
+    uint32_t max_answers; /* of one request, to each prompt */
+    bool has_hidden;      /* its engine hands hidden states out */
     struct sluice_facts facts;
     struct sluice_sampling sampling;             /* defaults */
     int32_t think_open, think_close, python_tag; /* tokens; -1: it has none */
@@ -65,16 +66,17 @@ struct ask {
     bool is_call_begun; /* a call is required, and the prompt ends with its beginning */
     bool has_one_call;  /* calls after the first are dropped: parallel_tool_calls is false */
 
-    bool has_snapshot;            /* its messages begin with those of the snapshot that it names */
-    bool is_streamed, has_usage;  /* usage in the stream: at its end, or ... */
-    bool has_live_usage;          /* ... with every chunk */
-    bool echoes;                  /* the prompt is part of the answer's text */
-    bool is_silent;               /* and nothing else: the one token that is sampled is dropped */
-    int64_t n, max_tokens, n_top; /* -1: no limit, no log probabilities */
-    int64_t max_ms;               /* of an answer to a text; then it ends with its next line. Below
-                                   * 1: no limit */
-    int64_t min_indent;           /* spaces and tabs that lines after the first of an answer to a
-                                   * text begin with; it ends before one that has fewer */
+    bool has_snapshot;           /* its messages begin with those of the snapshot that it names */
+    bool is_streamed, has_usage; /* usage in the stream: at its end, or ... */
+    bool has_live_usage;         /* ... with every chunk */
+    bool echoes;                 /* the prompt is part of the answer's text */
+    bool is_silent;              /* and nothing else: the one token that is sampled is dropped */
+    int64_t n, max_n;            /* answers to each prompt, and how many they may be */
+    int64_t max_tokens, n_top;   /* -1: no limit, no log probabilities */
+    int64_t max_ms;              /* of an answer to a text; then it ends with its next line. Below
+                                  * 1: no limit */
+    int64_t min_indent;          /* spaces and tabs that lines after the first of an answer to a
+                                  * text begin with; it ends before one that has fewer */
     struct sluice_sampling sampling;
     struct sluice_bias biases[SLUICE_MAX_BIASES];
     const char *stops[ASK_MAX_STOPS];
@@ -100,6 +102,8 @@ void ask_close(struct ask *ask); /* takes NULL */
 /* The fields that have the same names and meaning in all OpenAI calls (and others): temperature,
  * top_p, top_k, min_p, penalties, seed, n, stop, logit_bias, stream. */
 void ask_read_sampling(struct ask *ask, struct fields *f, const struct ask_model *m);
+/* The number of answers, in the field of that name. */
+void ask_read_n(struct ask *ask, struct fields *f, const char *name);
 void ask_read_stops(struct ask *ask, struct fields *f, const char *name);
 /* response_format and grammar, in the OpenAI form. */
 void ask_read_format(struct ask *ask, struct fields *f, const struct ask_model *m);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "serve/ask.h"
+#include "serve/tool_calls.h"
 
 static bool add_part(struct fields *f, const char *name, const json_t *part, const char *where,
                      struct buffer *text) {
@@ -74,6 +75,10 @@ static json_t *plain_calls(struct fields *f, const json_t *calls, const char *wh
                         : arguments                  ? json_incref((json_t *)arguments)
                                                      : json_object();
         json_decref(read);
+        if (json_is_deeper(plain, TOOL_MAX_LEVELS))
+            fields_refuse(f, "messages",
+                          "%s.tool_calls[%zu].function.arguments is nested deeper than %d levels",
+                          where, i, TOOL_MAX_LEVELS);
         json_array_append_new(out,
                               json_pack("{s:s*, s:s, s:{s:s, s:o}}", "id", id, "type", "function",
                                         "function", "name", name, "arguments", plain));

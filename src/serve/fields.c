@@ -19,6 +19,21 @@ const char *json_kind(const json_t *value) {
     return value ? kinds[json_typeof(value)] : "missing";
 }
 
+bool json_is_deeper(const json_t *value, unsigned levels) {
+    bool is_deeper = false;
+    const char *key;
+    json_t *inner;
+    size_t i;
+    if (!json_is_array(value) && !json_is_object(value))
+        return false;
+    if (levels == 0)
+        return true;
+    json_array_foreach(value, i, inner) is_deeper = is_deeper || json_is_deeper(inner, levels - 1);
+    json_object_foreach((json_t *)value, key, inner) is_deeper =
+        is_deeper || json_is_deeper(inner, levels - 1);
+    return is_deeper;
+}
+
 int fields_refuse(struct fields *f, const char *name, const char *format, ...) {
     char text[400];
     va_list args;

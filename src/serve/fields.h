@@ -35,6 +35,8 @@ int fields_refuse(struct fields *f, const char *name, const char *format, ...)
 
 /* A member that is a string; NULL: it is not one. */
 const char *json_text_of(const json_t *object, const char *name);
+/* Whether arrays and objects are in each other deeper than that; a number is 0 levels deep. */
+bool json_is_deeper(const json_t *value, unsigned levels);
 /* "a string", "an array" ... for messages; "missing" for NULL. */
 const char *json_kind(const json_t *value);
 

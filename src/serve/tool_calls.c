@@ -6,6 +6,8 @@
 
 #include <strings.h>
 
+#include "serve/fields.h"
+
 static const char open_tag[] = "<tool_call>", close_tag[] = "</tool_call>";
 static const char python_tag[] = "<|python_tag|>";
 static const char function_tag[] = "<function=", function_end[] = "</function>";
@@ -137,7 +139,8 @@ static bool try_json(struct tool_parser *p, struct str s, size_t n, bool must_be
     json_t *call = json_loadb(s.at, s.len, JSON_REJECT_DUPLICATES, NULL), *owned = NULL;
     const json_t *arguments;
     const char *name = call ? read_call(call, &owned, &arguments) : NULL;
-    bool is_call = name && (!must_be_known || find_tool(p, name));
+    bool is_call = name && (!must_be_known || find_tool(p, name)) &&
+                   !json_is_deeper(arguments, TOOL_MAX_LEVELS);
     if (is_call)
         give_call(p, name, arguments, n);
     json_decref(call);
@@ -253,6 +256,7 @@ static bool try_xml(struct tool_parser *p, struct str s, size_t n) {
     bool is_good = name && arguments && (function || !p->must_be_known);
     while (is_good && rest.len > 0)
         is_good = read_parameter(&rest, function, arguments);
+    is_good = is_good && !json_is_deeper(arguments, TOOL_MAX_LEVELS);
     if (is_good)
         give_call(p, name, arguments, n);
     json_decref(arguments);

@@ -9,6 +9,7 @@
  *
  * (1) What looks like a call but is not comes out as text, byte for byte; only white space around
  *     calls is dropped.
+ *     A call whose arguments are too deep is none.
  * (2) What comes out does not depend on how the text was cut.
  *
  * A parser is used by one thread at a time; the callback runs inside its calls. */
@@ -18,6 +19,10 @@
 #include <jansson.h>
 
 #include "serve/buffer.h"
+
+/* Levels of arrays and objects that a call's arguments may have. jansson reads 2048 levels: with so
+ * many the messages, requests and snapshots that a call is inside of can always be read back. */
+enum { TOOL_MAX_LEVELS = 512 };
 
 struct tool_parser;
 

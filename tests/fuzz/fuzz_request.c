@@ -41,7 +41,8 @@ static void open_or_die(void) {
     }
     server.options = server_options_default();
     server.options.max_answers = 0;
-    server.model = (struct ask_model){.name = "model", .context = 512, .has_hidden = true};
+    server.model =
+        (struct ask_model){.name = "model", .context = 512, .max_answers = 16, .has_hidden = true};
     ask_model_fill(&server.model, model);
     server.model.formats = formats_open(model, FORMATS_BYTES);
     server.replay = store_open(1 << 20);

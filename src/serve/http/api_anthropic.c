@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "serve/http/inside.h"
+#include "serve/tool_calls.h"
 
 /* ---- messages ---------------------------------------------------------------------------------
  *
@@ -30,6 +31,12 @@ static void add_call(struct turn *t, const json_t *block) {
     json_t *input = json_object_get(block, "input");
     if (!name || !json_is_object(input)) {
         fields_refuse(t->f, "messages", "%s: a tool_use has no name or no input", t->where);
+        return;
+    }
+    if (json_is_deeper(input, TOOL_MAX_LEVELS)) {
+        fields_refuse(t->f, "messages",
+                      "%s: the input of a tool_use is nested deeper than %d levels", t->where,
+                      TOOL_MAX_LEVELS);
         return;
     }
     if (!t->calls)

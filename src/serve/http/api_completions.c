@@ -63,7 +63,7 @@ static void read_lengths(struct ask *ask, struct fields *f) {
     ask->is_silent =
         ask->echoes && json_is_number(max_tokens) && json_number_value(max_tokens) == 0;
     if (ask->is_silent) {
-        fields_int(f, "n", 1, INT32_MAX, &ask->n);
+        ask_read_n(ask, f, "n");
         ask->max_tokens = 1;
     } else {
         openai_read_lengths(ask, f);

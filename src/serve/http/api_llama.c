@@ -46,8 +46,8 @@ static void read_settings(struct ask *ask, struct fields *f, const struct ask_mo
         ask->max_tokens = 1;
     fields_int(f, "t_max_predict_ms", -1, INT32_MAX, &ask->max_ms);
     fields_int(f, "n_indent", 0, INT32_MAX, &ask->min_indent);
-    fields_int(f, "n", 1, INT32_MAX, &ask->n);
-    fields_int(f, "n_cmpl", 1, INT32_MAX, &ask->n);
+    ask_read_n(ask, f, "n");
+    ask_read_n(ask, f, "n_cmpl");
     fields_int(f, "n_probs", 0, ASK_MAX_PROBS, &n_probs);
     if (n_probs > 0)
         ask->n_top = n_probs;

@@ -95,7 +95,7 @@ static void read_max_tokens(struct ask *ask, struct fields *f, const char *name)
 void openai_read_lengths(struct ask *ask, struct fields *f) {
     read_max_tokens(ask, f, "max_tokens");
     read_max_tokens(ask, f, "max_completion_tokens");
-    fields_int(f, "n", 1, INT32_MAX, &ask->n);
+    ask_read_n(ask, f, "n");
 }
 
 void openai_read_conversation(struct ask *ask, struct fields *f) {

@@ -321,7 +321,7 @@ static void start(struct exchange *x, struct ask *ask, const struct style *style
     struct err err = {0};
     x->ask = ask;
     x->style = style;
-    if (ask->n > s->options.max_answers) {
+    if (ask->n > s->options.max_answers) { /* ask_read_n checks it; 0: a server without worker */
         exchange_refuse(x, 400, "n", "n is %lld, expected at most %u", (long long)ask->n,
                         s->options.max_answers);
         return;

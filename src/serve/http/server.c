@@ -420,6 +420,7 @@ static void fill_model(struct server *s) {
         .name = s->served.name,
         .template = s->served.template,
         .context = choice.context,
+        .max_answers = s->options.max_answers,
         .has_hidden = choice.hidden,
         .sampling = s->served.sampling,
     };

@@ -71,13 +71,6 @@ struct vulkan_recording {
     double expected, expected_of_burst; /* seconds that they usually take; 0: not known yet */
 };
 
-/* How many steps a plan's burst has. IO has room for IO_BURST of them. */
-static inline uint32_t vulkan_burst_steps(const struct plan *plan) {
-    uint32_t steps = plan->burst_steps ? plan->burst_steps : IO_BURST;
-    CHECK(steps <= IO_BURST);
-    return steps;
-}
-
 enum { QUEUE_COMMANDS = 4, STAGING_BYTES = 16 << 20, ZERO_BYTES = 256 };
 
 /* A queue and what one thread needs to copy through it. */

@@ -441,7 +441,7 @@ static int list_steps(struct backend *b, struct vulkan_recording *into, uint32_t
 /* The burst's list is only needed until it is recorded; what it dispatches the step's list has. */
 static int record_burst(struct backend *b, struct vulkan_recording *into, struct err *err) {
     struct vulkan_recording burst = {.plan = into->plan, .is_greedy = into->is_greedy};
-    int status = list_steps(b, &burst, vulkan_burst_steps(into->plan), err);
+    int status = list_steps(b, &burst, plan_burst_steps(into->plan), err);
     if (!status)
         status = vulkan_make_pipelines(b, err);
     if (!status)

@@ -104,7 +104,7 @@ static int check_stages(const struct backend *b, struct err *err) {
     const struct io_output *o = (const struct io_output *)(io + b->running->io.outputs);
     const int32_t *burst = (const int32_t *)(io + b->running->io.burst);
     uint32_t n = ((const struct io_header *)io)->n_outputs;
-    uint32_t steps = b->is_burst ? vulkan_burst_steps(b->running) : 1;
+    uint32_t steps = b->is_burst ? plan_burst_steps(b->running) : 1;
     bool has_failed = false;
     for (uint32_t i = 0; i < n; i++) {
         has_failed = has_failed || o[i].token == STAGE_FAILED; /* the last step's */
