@@ -10,9 +10,11 @@
 #include "test.h"
 
 static const char *const models[] = {
-    "models/stories-27m-q4_k_m.gguf", "synth:qwen35-4b:q4_k_m",      "synth:qwen35-tiny:bf16",
-    "synth:smollm2-135m:q4_k_m",      "synth:qwen35-35b-a3b:q4_k_m", "synth:qwen35-tiny:q8_0",
-    "synth:qwen35-tiny:f16",
+    "models/stories-27m-q4_k_m.gguf", "synth:qwen35-4b:q4_k_m",
+    "synth:qwen35-tiny:bf16",         "synth:smollm2-135m:q4_k_m",
+    "synth:qwen35-35b-a3b:q4_k_m",    "synth:qwen35-tiny:q8_0",
+    "synth:qwen35-tiny:f16",          "synth:qwen35-4b-mtp:q4_k_m",
+    "synth:qwen35-35b-a3b-mtp:q8_0",
 };
 
 /* Every tile of a product has one thread block, in order: of all segments, or of each. */
@@ -30,8 +32,9 @@ static void check_schedules(const struct backend *b) {
     }
 }
 
-/* Plans of some widths: their weights all have places that do not overlap, their ops all have
- * kernels, and what the kernels ask for is the same each time. */
+/* Plans of some widths, and of the draft block, if there is one: their weights all have places that
+ * do not overlap, their ops all have kernels, and what the kernels ask for is the same each time.
+ */
 static void check_model(const char *path, uint32_t n_sms, bool is_exact) {
     static const uint32_t widths[] = {1, 2, 3, 8, 16, 32, 128, 4096};
     struct model *m;
@@ -44,8 +47,9 @@ static void check_model(const char *path, uint32_t n_sms, bool is_exact) {
     uint64_t work[2] = {0}, counters[2] = {0}, end = 0;
     int status = model_open(&m, path, &err);
     for (size_t i = 0; !status && i < sizeof widths / sizeof *widths; i++) {
-        struct plan *plan = NULL;
-        const struct plan_options options = {
+        struct plan *plans[2] = {0};
+        uint32_t n_plans = 1;
+        struct plan_options options = {
             .max_rows = widths[i],
             .max_outputs = widths[i] < 4 ? widths[i] : 4,
             .n_slots = 4,
@@ -54,15 +58,22 @@ static void check_model(const char *path, uint32_t n_sms, bool is_exact) {
             .pages_per_seq = 16,
             .kv_type = is_exact ? DT_F32 : DT_F16,
             .n_vocab = m->config.n_vocab,
+            .has_draft_block = m->draft.join.n_dims != 0,
         };
-        status = model_plan(&plan, m, &options, &err);
+        status = model_plan(&plans[0], m, &options, &err);
+        if (!status && options.has_draft_block && widths[i] <= 8) {
+            options.max_outputs = widths[i];
+            options.burst_steps = 3;
+            status = model_draft_plan(&plans[n_plans++], m, &options, &err);
+        }
         if (!status)
-            status = cuda_place_weights(&b, &plan, 1, &err);
+            status = cuda_place_weights(&b, plans, n_plans, &err);
         for (int pass = 0; !status && pass < 2; pass++)
-            status = cuda_count(&b, &plan, 1, &work[pass], &counters[pass], &err);
+            status = cuda_count(&b, plans, n_plans, &work[pass], &counters[pass], &err);
         EXPECT_INT(work[1], work[0]);
         EXPECT_INT(counters[1], counters[0]);
-        plan_free(plan);
+        plan_free(plans[0]);
+        plan_free(plans[1]);
     }
     if (status)
         test_fail(__FILE__, __LINE__, "%s: %s", path, err.text);

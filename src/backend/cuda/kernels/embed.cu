@@ -4,9 +4,9 @@
  * dequantizes its columns of the row's embedding with 384 threads, and the others of (0, row)
  * compute the row's RoPE angles; block (0, n_rows) copies IO to the device and applies page table
  * changes. Where IO is on the device already (a burst's later steps, and a second EMBED of a step)
- * there is no such block, and rows are read from there. Reads of mapped host memory take more than a microsecond and queue: each block has one
- * read for its row, and the IO block issues all of its reads at once. (EMBED and PICK
- * of one row together: 24 us before, 8 now, H200.)
+ * there is no such block, and rows are read from there. Reads of mapped host memory take more than
+ * a microsecond and queue: each block has one read for its row, and the IO block issues all of its
+ * reads at once. (EMBED and PICK of one row together: 24 us before, 8 now, H200.)
  *
  * TAP: a block an output, a copy of the residual to host memory, RMS-normed where it has a norm:
  * a thread sums every 256th square, then block_sum. */

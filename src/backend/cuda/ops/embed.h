@@ -19,7 +19,7 @@ struct embed_params {
     uint32_t max_changes;
     uint32_t pages_per_slot; /* 0: no page table */
     uint32_t clears_argmax;  /* the LM head's, in IO's header: begins a burst's later step */
-    int32_t *page_table; /* (S, pages_per_slot) */
+    int32_t *page_table;     /* (S, pages_per_slot) */
     struct cuda_matrix table;
     float *x; /* (R, x_stride) */
     uint32_t x_stride;

@@ -96,9 +96,8 @@ int record_experts_in(struct recorder *r, const struct op *op) {
 
 /* The part of hidden that a launch reads: quantized, or as it is where f32 rows begin at multiples
  * of 16 bytes. */
-static int record_activations(struct recorder *r, const struct op *op,
-                              const struct operand *weight, uint64_t first, uint64_t n,
-                              struct fallback_acts *out) {
+static int record_activations(struct recorder *r, const struct op *op, const struct operand *weight,
+                              uint64_t first, uint64_t n, struct fallback_acts *out) {
     const struct op_experts_out *o = &op->experts_out;
     float *hidden = recorder_at(r, &o->hidden);
     hidden = hidden ? hidden + first : NULL;
