@@ -279,10 +279,12 @@ int cmd_explain(int argc, char **argv) {
                  "writes.\nWithout --time nothing is loaded.",
         .example = "sluice explain --time --depth 512",
         .opts = opts,
-        .n_opts = common_opts(opts, 7, &x.common, WITH_ENGINE | WITH_JSON),
+        .n_opts = common_opts(opts, 7, &x.common, WITH_ENGINE | WITH_JSON | WITH_DRAFT),
         .model = &x.common.model,
     };
+    x.common.mtp = 0;
     int exit = opts_parse(&usage, argc, argv, NULL);
+    x.common.draft = x.common.draft > x.common.mtp ? x.common.draft : x.common.mtp;
     if (exit == OPTS_GO_ON)
         exit = common_check(&x.common, "explain");
     if (exit != OPTS_GO_ON)
