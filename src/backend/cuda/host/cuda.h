@@ -124,6 +124,7 @@ struct cuda_recording {
     CUgraphExec graph;
     CUgraphExec burst;             /* the steps of a burst; NULL: not for this plan */
     struct cuda_recording *decode; /* for steps whose segments all have one row; NULL: none */
+    bool has_few;                  /* a DELTA has a kernel for segments of a few rows */
     bool has_logs;                 /* a DELTA leaves rows to the log, see log.c; */
     bool reads_states;        /* a DELTA knows no log, and wants decode segments settled, too */
     double expected;          /* seconds a step usually takes; 0: not known yet */

@@ -356,7 +356,7 @@ static int record_burst(struct backend *b, struct cuda_recording *into, struct e
 static bool wants_decode(const struct cuda_recording *r) {
     enum { MOST_FUSED = 32 };
     const struct plan *plan = r->plan;
-    return (plan->max_rows > MOST_FUSED || r->has_logs) && plan->pages.n_dims &&
+    return (plan->max_rows > MOST_FUSED || r->has_logs || r->has_few) && plan->pages.n_dims &&
            2 * plan->pages.dims[1] > plan->max_rows;
 }
 

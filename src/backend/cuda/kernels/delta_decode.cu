@@ -1,4 +1,4 @@
-/* delta_decode.cu - DELTA of a plan of one row. The formula is in delta.cuh.
+/* delta_decode.cu - DELTA of a plan of one row, and of plans of a few. The formula is in delta.cuh.
  *
  * delta_decode_J_KEY: J columns a warp, keys of up to KEY values. delta_decode_full_J_KEY: keys of
  * KEY values, whole tiles and a window of four: a third of the instructions, of which an SM keeps
@@ -10,7 +10,13 @@
  * Everything but the row is loaded before griddepcontrol.wait: of other shapes, where there is one
  * cell, the state into registers, the tile's window and conv weights into shared memory by
  * cp.async. After it all loads are in flight before any is waited for. Over delta_batch at one
- * row: 6.7 % of a step of qwen35-0.8b. */
+ * row: 6.7 % of a step of qwen35-0.8b.
+ *
+ * delta_few_J_128: plans of up to DELTA_FEW_ROWS rows, such as verify drafts; the shapes of
+ * delta_decode_full. A block a head tile and segment: it convolves its channels for all rows, and
+ * applies them to its columns one after the other. q and k of a key head are convolved by all tiles
+ * that share it, from the same window, which the segment may overwrite: the last of these blocks to
+ * have read it writes it. */
 #include "backend/cuda/kernels/delta.cuh"
 
 /* silu of the convolution, oldest position first; those before position 0 are left out. */
@@ -184,6 +190,131 @@ static __device__ __forceinline__ void delta_decode_full(const struct delta_para
     store_state<J, 4>(past.s, past.state, FULL_KEY, J, true);
 }
 
+/* ---- a few rows --------------------------------------------------------------------------- */
+
+/* A segment as IO has it; before pdl_wait a guess, as struct place. */
+static __device__ __forceinline__ struct io_segment few_segment(const struct delta_params &p) {
+    uint4 g = ld_volatile_u32x4(p.io.segments + blockIdx.y);
+    return {min(g.x, p.n_cells - 1), g.y, g.z, g.w};
+}
+
+/* A lane a row. */
+static __device__ __forceinline__ void make_gates(const struct delta_params &p, uint32_t head,
+                                                  struct delta_gate *gates) {
+    float a = ld_no_allocate_f32(p.a + head), dt = ld_no_allocate_f32(p.dt + head);
+    uint32_t lane = threadIdx.x % 32;
+    pdl_wait();
+    if (blockIdx.y >= p.io.header->n_segments)
+        return;
+    struct io_segment g = few_segment(p);
+    if (lane < g.n_rows) {
+        const float *row = p.in + (uint64_t)(g.first_row + lane) * p.in_stride + head;
+        gates[lane] = gate_of(__ldcg(row + p.alpha_column), __ldcg(row + p.beta_column), a, dt);
+    }
+    __syncwarp();
+    any_barrier_arrive(GATE_BARRIER, THREADS + 32);
+}
+
+/* A channel's window after a row whose position is `position`; `inputs` is at that row's. */
+static __device__ __forceinline__ void write_window(const struct delta_params &p, uint32_t cell,
+                                                    uint32_t position, uint32_t channel,
+                                                    const float *inputs, uint32_t stride) {
+    float *window = p.window + (uint64_t)cell * 4 * p.channels + channel;
+    for (uint32_t back = 0; back < 4 && back <= position; back++)
+        window[(position - back) % 4 * p.channels] = *(inputs - back * stride);
+}
+
+/* Dynamic shared memory: y, then the inputs of the convolution from three positions before the
+ * segment on, both (rows, channels). */
+template <int J> static __device__ __forceinline__ void delta_few(const struct delta_params &p) {
+    constexpr uint32_t CHANNELS = 2 * FULL_KEY + DELTA_WARPS * J, ROWS = DELTA_FEW_ROWS;
+    static_assert(CHANNELS <= THREADS, "a thread a channel");
+    extern __shared__ float4 dynamic[];
+    __shared__ struct delta_gate gates[ROWS];
+    __shared__ bool is_last;
+    float *y = (float *)dynamic, *inputs = y + ROWS * CHANNELS + threadIdx.x;
+    uint32_t tid = threadIdx.x, warp = tid / 32;
+    struct head_tile tile = head_tile_of(p, p.decode_tiling, blockIdx.x);
+    if (warp == DELTA_WARPS)
+        return make_gates(p, tile.head, gates);
+    bool has_channel = tid < CHANNELS, is_key = tid < 2 * FULL_KEY;
+    uint32_t c = has_channel ? (uint32_t)channel_of(p, tile, tid) : 0;
+    uint32_t column = tile.head * p.value_width + tile.first_column + warp * J; /* of all heads */
+    float4 weights = ld_no_allocate_f32x4(p.conv_weights + (uint64_t)c * 4);
+    struct io_segment guess = few_segment(p);
+    struct full_past<J> past;
+    past.load(p, guess.cell, column, c);
+    pdl_wait(p.io);
+    if (blockIdx.y >= p.io.header->n_segments)
+        return;
+    struct io_segment g = few_segment(p);
+    float x[ROWS];
+#pragma unroll
+    for (uint32_t r = 0; r < ROWS; r++) {
+        x[r] = 0;
+        ld_cg_f32_if(has_channel && r < g.n_rows,
+                     p.in + (uint64_t)(g.first_row + r) * p.in_stride + c, x[r]);
+    }
+    if (g.cell != guess.cell)
+        past.load(p, g.cell, column, c);
+    float before[3]; /* oldest first */
+#pragma unroll
+    for (uint32_t t = 0; t < 3; t++) {
+        uint32_t entry = (g.first_position + t + 1) % 4;
+        float low = entry & 1 ? past.window[1] : past.window[0],
+              high = entry & 1 ? past.window[3] : past.window[2];
+        before[t] = entry & 2 ? high : low;
+        if (has_channel)
+            inputs[t * CHANNELS] = before[t];
+    }
+#pragma unroll
+    for (uint32_t r = 0; r < ROWS; r++) {
+        uint32_t position = g.first_position + r;
+        float sum = 0;
+        sum = position >= 3 ? fmaf(weights.x, before[0], sum) : sum;
+        sum = position >= 2 ? fmaf(weights.y, before[1], sum) : sum;
+        sum = position >= 1 ? fmaf(weights.z, before[2], sum) : sum;
+        if (has_channel && r < g.n_rows) {
+            y[r * CHANNELS + tid] = silu_approx(fmaf(weights.w, x[r], sum));
+            inputs[(3 + r) * CHANNELS] = x[r];
+        }
+        before[0] = before[1], before[1] = before[2], before[2] = x[r];
+    }
+    any_barrier_sync(CHANNELS_BARRIER, THREADS);
+    if (tid == 0) { /* all of the block have used what they read of the window */
+        uint32_t *arrivals = p.arrivals + blockIdx.y * p.key_heads + tile.key_head;
+        uint32_t n = p.value_heads / p.key_heads * p.decode_tiling.tiles;
+        is_last = atomicAdd(arrivals, 1) == n - 1;
+        if (is_last)
+            *arrivals = 0;
+    }
+#pragma unroll 1
+    for (uint32_t r = 0; r < g.n_rows; r++) {
+        float q[4], k[4], v[J];
+        load_qkv<J, 4, true>(y + r * CHANNELS, FULL_KEY, q, k, v);
+        full_rule<J>(p, past.s, q, k, v, gates[r],
+                     p.out + (uint64_t)(g.first_row + r) * p.out_stride + column, [&]() {
+                         if (r == 0)
+                             any_barrier_sync(GATE_BARRIER, THREADS + 32);
+                     });
+        uint32_t cell = p.io.to[g.first_row + r];
+        if (cell != IO_NO_CELL)
+            store_state<J, 4>(past.s,
+                              p.state + (cell * p.state_stride + (uint64_t)column * FULL_KEY),
+                              FULL_KEY, J, true);
+    }
+    any_barrier_sync(CHANNELS_BARRIER, THREADS);
+    if (!has_channel || (is_key && !is_last))
+        return;
+    for (uint32_t r = 0; r < g.n_rows; r++) {
+        uint32_t cell = p.io.to[g.first_row + r];
+        if (cell != IO_NO_CELL)
+            write_window(p, cell, g.first_position + r, c, inputs + (3 + r) * CHANNELS, CHANNELS);
+    }
+}
+
+/* ---- other shapes --------------------------------------------------------------------------- */
+
 /* Dynamic shared memory of n channels: y (n), window and weights (conv_width, n). */
 template <int J, int M>
 static __device__ __forceinline__ void delta_decode(const struct delta_params &p) {
@@ -287,9 +418,18 @@ static __device__ __forceinline__ void delta_decode(const struct delta_params &p
         pdl_launch_dependents();                                                                   \
         delta_decode_full<J>(p);                                                                   \
     }
+#define FEW_KERNEL(J)                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS + 32, 2)                                  \
+        delta_few_##J##_128(const __grid_constant__ struct delta_params p) {                       \
+        pdl_launch_dependents();                                                                   \
+        delta_few<J>(p);                                                                           \
+    }
 FULL_KERNEL(1)
 FULL_KERNEL(2)
 FULL_KERNEL(4)
+FEW_KERNEL(1)
+FEW_KERNEL(2)
+FEW_KERNEL(4)
 KERNEL(1_128, 1, 128)
 KERNEL(2_128, 2, 128)
 KERNEL(4_128, 4, 128)

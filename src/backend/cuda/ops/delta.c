@@ -1,6 +1,7 @@
 /* delta.c - which kernel a DELTA becomes, how value heads are tiled, and the workspace of prefill.
  *
  *   1 row         delta_decode_J_KEY
+ *   2 to 8        delta_few_J_128, unless all segments have one row
  *   2 to 32       delta_batch_tile_J_KEY, or delta_batch_J_KEY
  *   more          delta_conv_KEY, delta_scan_C_KEY for prefill segments, then one of those two
  *
@@ -79,14 +80,43 @@ static void note_log(struct recorder *r, bool has_log) {
     r->into->reads_states |= !has_log;
 }
 
+/* Shapes of delta_decode_full and delta_few. */
+static bool has_full_shape(const struct delta_params *p) {
+    return p->is_state_vec4 && p->key_width == 128 && p->conv_width == 4 &&
+           p->value_width % (DELTA_WARPS * p->decode_tiling.columns) == 0 &&
+           (uintptr_t)p->conv_weights % 16 == 0;
+}
+
+/* False: the plan is not for delta_few, or it is counted, with the kernels of its steps whose
+ * segments all have one row. */
+static bool record_few(struct recorder *r, const struct op_delta *d, int *status) {
+    static const char *const KERNELS[3] = {"delta_few_1_128", "delta_few_2_128", "delta_few_4_128"};
+    struct delta_params p = params_of(r, d);
+    p.decode_tiling = tiling_for(d, r->n_sms, 1, 4);
+    uint32_t columns = p.decode_tiling.columns, channels = 2 * p.key_width + DELTA_WARPS * columns;
+    if (p.max_rows > DELTA_FEW_ROWS || r->is_decode || !has_full_shape(&p))
+        return false;
+    p.arrivals = recorder_counters(r, (uint64_t)p.max_segments * p.key_heads);
+    if (r->is_counting)
+        return false;
+    note_log(r, false);
+    r->into->has_few = true;
+    struct cuda_launch launch = {
+        .kernel = KERNELS[columns / 2],
+        .grid = {p.value_heads * p.decode_tiling.tiles, p.max_segments, 1},
+        .threads = DELTA_WARPS * 32 + 32, /* a warp for the gates */
+        .shared = DELTA_FEW_SHARED(channels),
+    };
+    *status = recorder_launch(r, &launch, &p, sizeof p);
+    return true;
+}
+
 static int record_decode(struct recorder *r, const struct op_delta *d) {
     struct delta_params p = params_of(r, d);
     note_log(r, false);
     p.decode_tiling = tiling_for(d, r->n_sms, 1, 4);
     uint32_t columns = p.decode_tiling.columns, channels = 2 * p.key_width + DELTA_WARPS * columns;
-    bool is_full = p.is_state_vec4 && p.key_width == 128 && p.conv_width == 4 &&
-                   p.value_width % (DELTA_WARPS * columns) == 0 &&
-                   (uintptr_t)p.conv_weights % 16 == 0;
+    bool is_full = has_full_shape(&p);
     struct cuda_launch launch = {
         .kernel = is_full ? FULL_DECODE_KERNELS[columns / 2]
                           : DECODE_KERNELS[columns / 2][p.padded_key / 256],
@@ -279,5 +309,8 @@ int record_delta(struct recorder *r, const struct op *op) {
                        "op %u, delta: heads of %u keys and %u values, the CUDA backend has at most "
                        "%d",
                        r->op, d->key_width, d->value_width, DELTA_MAX_WIDTH);
-    return r->plan->max_rows == 1 ? record_decode(r, d) : record_batch(r, d);
+    if (r->plan->max_rows == 1)
+        return record_decode(r, d);
+    int status;
+    return record_few(r, d, &status) ? status : record_batch(r, d);
 }

@@ -25,6 +25,7 @@ enum {
     DELTA_PREFILL_ROWS = 8,    /* prefill: rows of a stage, of which there are two, */
     DELTA_PREFILL_COLUMNS = 2, /* and columns of a warp */
     DELTA_JOB_BYTES = 48,      /* struct decode_job */
+    DELTA_FEW_ROWS = 8,        /* largest plan whose prefill segments delta_few has */
     DELTA_FUSED_ROWS = 32, /* largest plan whose prefill segments have no kernels of their own */
     DELTA_TILE_JOBS = 32,  /* segments of a block of delta_batch_tile */
     DELTA_TILE_JOB_BYTES = 32, /* struct tile_job */
@@ -41,6 +42,10 @@ enum {
     DELTA_SCAN_ROWS = 8,       /* rows of its stages, */
     DELTA_SCAN_STAGES = 4      /* and how many there are */
 };
+
+/* Of delta_few, of n channels: those after the convolution, and before it with three earlier ones.
+ */
+#define DELTA_FEW_SHARED(n) ((2 * DELTA_FEW_ROWS + 3) * (n)*4)
 
 /* Of delta_scan: a stage's q, k, v of a tile, norms and gates. */
 #define DELTA_SCAN_STAGE_BYTES(columns, key)                                                       \
@@ -90,6 +95,7 @@ struct delta_params {
     struct delta_norms *norms; /* (R, A), (A, R) */
     struct delta_gate *gates;  /* (R, B), (B, R) */
     struct delta_counters *counters;
+    uint32_t *arrivals; /* delta_few: (segments, A) blocks that have read the window; zero */
     uint64_t in_stride, out_stride;
     uint64_t state_stride; /* values of a cell's state */
     uint32_t beta_column, alpha_column;
