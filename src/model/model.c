@@ -248,46 +248,48 @@ static int emit_embed(const struct emit *e, struct operand table, struct operand
     return plan_add(e->plan, &op, e->err);
 }
 
-/* counts_tokens: in the sequences' counts, for penalties. */
-static int emit_head(const struct emit *e, struct operand x, struct operand norm,
-                     struct operand weight, bool counts_tokens) {
-    const struct model *m = e->m;
-    struct plan *plan = e->plan;
-    uint32_t vocab = m->config.n_vocab;
-    const uint32_t counts[4] = {vocab, e->options->n_slots};
-    struct operand logits = plan_scratch_of(plan, DT_F32, (uint32_t[4]){vocab, plan->max_outputs});
-    struct op head = {
+static struct operand new_logits(const struct emit *e) {
+    return plan_scratch_of(e->plan, DT_F32,
+                           (uint32_t[4]){e->m->config.n_vocab, e->plan->max_outputs});
+}
+
+static int emit_head(const struct emit *e, struct operand norm, struct operand weight,
+                     struct operand logits) {
+    struct op op = {
         .kind = OP_PROJECT,
         .layer = -1,
         .role = "head",
         .project =
             {
-                .in = x,
+                .in = e->x,
                 .prologue = PROLOGUE_NORM,
                 .norm = norm,
-                .eps = m->config.eps,
+                .eps = e->m->config.eps,
                 .n_segments = 1,
-                .segments = {{.weight = weight, .bias = m->head_bias}},
+                .segments = {{.weight = weight, .bias = e->m->head_bias}},
                 .out = logits,
                 .is_lm_head = true,
             },
     };
-    struct op pick = {
+    return plan_add(e->plan, &op, e->err);
+}
+
+/* counts_tokens: in the sequences' counts, for penalties. */
+static int emit_pick(const struct emit *e, struct operand logits, bool counts_tokens) {
+    const uint32_t outputs[4] = {e->m->config.n_vocab, e->plan->max_outputs};
+    const uint32_t counts[4] = {e->m->config.n_vocab, e->options->n_slots};
+    struct op op = {
         .kind = OP_PICK,
         .layer = -1,
         .role = "pick",
-        .pick =
-            {
-                .logits = logits,
-                .wanted = plan_logits(plan),
-                .adjusted = plan_scratch_of(plan, DT_F32, (uint32_t[4]){vocab, plan->max_outputs}),
-                .order = plan_scratch_of(plan, DT_I64, (uint32_t[4]){vocab, plan->max_outputs}),
-            },
+        .pick = {.logits = logits,
+                 .wanted = plan_logits(e->plan),
+                 .adjusted = plan_scratch_of(e->plan, DT_F32, outputs),
+                 .order = plan_scratch_of(e->plan, DT_I64, outputs)},
     };
     if (counts_tokens)
-        pick.pick.counts = plan_state(plan, DT_I16, counts);
-    int status = plan_add(plan, &head, e->err);
-    return status ? status : plan_add(plan, &pick, e->err);
+        op.pick.counts = plan_state(e->plan, DT_I16, counts);
+    return plan_add(e->plan, &op, e->err);
 }
 
 /* Every layer, and a tap after it where plans have one for each. */
@@ -382,27 +384,36 @@ static int emit_draft_state(const struct emit *e, const struct draft_state *s) {
 
 typedef int emit_step(const struct emit *e);
 
+/* What the draft block needs comes after the head: CUDA's head is fastest after a product, and a
+ * step ends with PICK. */
 static int emit_trunk_step(const struct emit *e) {
     const struct model *m = e->m;
+    bool has_draft_block = e->options->has_draft_block;
     struct draft_state draft = {0};
     int status;
-    if (e->options->has_draft_block)
+    if (has_draft_block)
         draft = draft_state_of(e);
     if ((status = emit_embed(e, m->embed, e->x, true)) || (status = emit_layers(e)) ||
-        (e->options->has_draft_block && (status = emit_draft_state(e, &draft))) ||
         (e->plan->n_taps && (status = emit_tap(e->plan, e->plan->n_taps - 1, -1, e->x,
                                                m->final_norm, m->config.eps, e->err))))
         return status;
-    return emit_head(e, e->x, m->final_norm, m->head, true);
+    struct operand logits = new_logits(e);
+    status = emit_head(e, m->final_norm, m->head, logits);
+    if (!status && has_draft_block)
+        status = emit_draft_state(e, &draft);
+    return status ? status : emit_pick(e, logits, true);
 }
 
 static int emit_draft_step(const struct emit *e) {
     const struct draft_block *b = &e->m->draft;
     struct draft_state s = draft_state_of(e);
     int status = emit_draft_layer(e, &s, (struct operand){0}, e->x);
+    struct operand logits = new_logits(e);
+    if (!status)
+        status = emit_head(e, b->norm, b->head, logits);
     if (!status)
         status = emit_hidden(e, &s, e->x, b->norm);
-    return status ? status : emit_head(e, e->x, b->norm, b->head, false);
+    return status ? status : emit_pick(e, logits, false);
 }
 
 static int make_plan(struct plan **out, const struct model *m, const struct plan_options *options,

@@ -57,6 +57,8 @@ int plan_finish(struct plan *plan, struct err *err);
  * everything before the page table changes. */
 uint64_t plans_bytes(struct plan *const *plans, uint32_t n_plans, enum region region);
 uint64_t plans_copied_io(struct plan *const *plans, uint32_t n_plans);
+/* The PICK that reads the logits of op `head`, an LM head; NULL: none. */
+const struct op *plan_pick_of(const struct plan *plan, uint32_t head);
 /* Decode plans, in which most rows may be outputs, and those of a draft block: those of several
  * steps that end with PICK. */
 bool plan_wants_burst(const struct plan *plan);

@@ -18,6 +18,15 @@ uint64_t plans_copied_io(struct plan *const *plans, uint32_t n_plans) {
     return bytes;
 }
 
+const struct op *plan_pick_of(const struct plan *plan, uint32_t head) {
+    const struct op *op = &plan->ops[head];
+    for (uint32_t i = head + 1; i < plan->n_ops; i++)
+        if (plan->ops[i].kind == OP_PICK &&
+            plan->ops[i].pick.logits.offset == op->project.out.offset)
+            return &plan->ops[i];
+    return NULL;
+}
+
 bool plan_wants_burst(const struct plan *plan) {
     enum { MAX_ROWS = 32 };
     return 2 * plan->max_outputs > plan->max_rows && plan->max_rows <= MAX_ROWS && !plan->n_taps &&

@@ -435,12 +435,19 @@ static const float *turn_taps(const struct backend *b, const struct op_delta *d,
     return to;
 }
 
-/* Whether the op is an LM head whose logits the next op picks from. */
+/* Whether the op is an LM head that ranks its logits for the PICK after it. */
+static bool ranks(const struct plan *plan, uint32_t i) {
+    const struct op *op = &plan->ops[i];
+    return op->kind == OP_PROJECT && op->project.is_lm_head && op->project.n_segments == 1 &&
+           op->project.epilogue == EPILOGUE_STORE && plan_pick_of(plan, i);
+}
+
+/* The same, or a PICK of such logits. */
 static bool is_ranked(const struct plan *plan, uint32_t i) {
-    const struct op *op = &plan->ops[i], *next = op + 1;
-    return i + 1 < plan->n_ops && op->kind == OP_PROJECT && op->project.is_lm_head &&
-           op->project.n_segments == 1 && op->project.epilogue == EPILOGUE_STORE &&
-           next->kind == OP_PICK && next->pick.logits.offset == op->project.out.offset;
+    bool is = ranks(plan, i);
+    for (uint32_t k = 0; k < i && plan->ops[i].kind == OP_PICK; k++)
+        is |= ranks(plan, k) && plan_pick_of(plan, k) == &plan->ops[i];
+    return is;
 }
 
 static int record(struct backend *b, uint32_t number, const struct plan *plan, float *taps,
@@ -454,8 +461,8 @@ static int record(struct backend *b, uint32_t number, const struct plan *plan, f
         struct cpu_op *c = &r->ops[i];
         c->op = &plan->ops[i];
         record_weights(b, c);
-        c->is_ranked = is_ranked(plan, i) || (i > 0 && is_ranked(plan, i - 1));
-        CHECK(!is_ranked(plan, i) || RANK_BLOCK % c->weights[0].kernel->tile_rows == 0);
+        c->is_ranked = is_ranked(plan, i);
+        CHECK(!ranks(plan, i) || RANK_BLOCK % c->weights[0].kernel->tile_rows == 0);
         if (c->op->kind != OP_DELTA)
             continue;
         /* All plans have the same ops: the first plan's taps serve every one. */

@@ -32,7 +32,7 @@ struct cpu_op {
     bool needs_f32;                         /* some weight is multiplied with f32 ones */
     uint32_t act_group;                     /* how many of them share a scale */
     const float *taps;                      /* DELTA: (conv_width, C), the convolution transposed */
-    bool is_ranked; /* LM head and PICK after it: the head ranks its logits while they are near */
+    bool is_ranked; /* LM head and its PICK: the head ranks its logits while they are near */
 };
 
 struct cpu_recording {

@@ -1,6 +1,6 @@
 /* join.cu - JOIN and HIDDEN: a thread block a row, RMS norms in f32.
  *
- * A thread has every 256th column, BATCH of them at once, so that their loads are in flight
+ * A thread has every 1024th column, BATCH of them at once, so that their loads are in flight
  * together. A sum of squares is the threads' own, then block_sum. What HIDDEN stores and what JOIN
  * makes of the row before are the same instructions: a row has the same bits whether the one before
  * it is in its step, or the hidden state comes from a cell. The state is read after the wait: an
@@ -11,7 +11,7 @@
 #include "backend/cuda/kernels/common.cuh"
 #include "backend/cuda/ops/join.h"
 
-enum { BATCH = 8, BATCH_COLUMNS = BATCH * JOIN_THREADS };
+enum { BATCH = 4, BATCH_COLUMNS = BATCH * JOIN_THREADS };
 
 /* A norm into L2, before the wait: by one thread of the grid. */
 static __device__ __forceinline__ void prefetch_norm(const float *norm, uint32_t width) {

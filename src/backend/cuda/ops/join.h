@@ -4,7 +4,7 @@
 
 #include "backend/cuda/shared.h"
 
-enum { JOIN_THREADS = 256 }; /* of both */
+enum { JOIN_THREADS = 1024 }; /* of both */
 
 struct join_params {
     struct cuda_io io;

@@ -312,16 +312,15 @@ static int quantize_rows(struct recorder *r, struct project_params *p, uint32_t 
 
 /* ---- recording ---------------------------------------------------------------------------- */
 
-/* Where PICK comes next, the LM head of a single row writes the logits that the host asks for, and
+/* Where a PICK follows, the LM head of a single row writes the logits that the host asks for, and
  * finds the argmax, in words of the device's IO header that are zero when the step begins. */
 static bool find_pick(struct recorder *r, const struct op_project *o,
                       struct project_lm_head_params *h) {
-    const struct op *next = recorder_neighbour(r, 1);
-    if (!o->is_lm_head || r->plan->max_outputs != 1 || !next || next->kind != OP_PICK ||
-        o->out.offset != next->pick.logits.offset || o->n_segments != 1 || o->segments[0].column)
+    const struct op *pick = o->is_lm_head ? plan_pick_of(r->plan, r->op) : NULL;
+    if (!pick || r->plan->max_outputs != 1 || o->n_segments != 1 || o->segments[0].column)
         return false;
     r->has_wanted = true;
-    h->logits = recorder_at(r, &next->pick.wanted);
+    h->logits = recorder_at(r, &pick->pick.wanted);
     if (!r->is_counting)
         h->argmax = r->head_best = (uint64_t *)r->io.header->reserved;
     return true;
