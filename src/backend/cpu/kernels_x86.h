@@ -342,8 +342,12 @@ INLINE uint32_t add_some(const struct format *f, struct tiles tiles, const struc
                          size_t stride, uint32_t acts, VEC (*sums)[MAX_ACTS]) {
     if (acts >= 8)
         return add_tiles(f, tiles, rows, stride, 8, sums), 8;
+    if (acts >= 6)
+        return add_tiles(f, tiles, rows, stride, 6, sums), 6;
     if (acts >= 4)
         return add_tiles(f, tiles, rows, stride, 4, sums), 4;
+    if (acts >= 3)
+        return add_tiles(f, tiles, rows, stride, 3, sums), 3;
     if (acts >= 2)
         return add_tiles(f, tiles, rows, stride, 2, sums), 2;
     return add_tiles(f, tiles, rows, stride, 1, sums), 1;
