@@ -87,6 +87,7 @@ TEST(lookup_pace_drafts_what_pays) {
     struct pace p = {0};
     struct guess_record r = {.rightness = 0.9f};
     struct pace_step step = {1, 1};
+    EXPECT_INT(pace_choose(&p, &step, &r, 1, 7, 0), 0); /* how long is a step without? */
     pace_note(&p, 1, 1);
     EXPECT_INT(pace_choose(&p, &step, &r, 1, 7, 0), 7); /* nobody knows better */
     EXPECT_INT(step.rows, 8);

@@ -1,11 +1,14 @@
 /* pace.c - how many guessed tokens are worth their rows: measured rates, and the best of them. */
 #include "serve/pace.h"
 
+#include <stdbool.h>
+
 #include "base/size.h"
 
 enum {
-    RETRY = 64,      /* guesses declined before one is drafted anyway, */
-    RETRY_TOKENS = 3 /* and how much of it */
+    RETRY = 64,       /* guesses declined before one is drafted anyway, */
+    RETRY_TOKENS = 3, /* and how much of it */
+    REMEASURE = 64    /* drafts in a row before a step without is timed again */
 };
 
 static uint32_t size_of(uint32_t rows) {
@@ -32,8 +35,8 @@ double pace_seconds(const struct pace *p, uint32_t rows) {
     return p->seconds[size_of(rows)];
 }
 
-/* A size that was never run is assumed to take a quarter longer than the next smaller one: so it is
- * tried where most guesses are right. */
+/* A larger size that was never run is assumed to take a quarter longer than the next smaller one:
+ * so it is tried where most guesses are right. */
 static double seconds_of(const double seconds[PACE_SIZES], uint32_t rows) {
     uint32_t i = size_of(rows);
     double factor = 1;
@@ -44,7 +47,7 @@ static double seconds_of(const double seconds[PACE_SIZES], uint32_t rows) {
 
 static double step_seconds(const struct pace *p, uint32_t rows) {
     double seconds = seconds_of(p->seconds, rows);
-    return seconds > 0 ? seconds : 1;
+    return seconds > 0 ? seconds : 1; /* then nothing is drafted */
 }
 
 /* Until it has run: a tenth of a step. */
@@ -64,7 +67,8 @@ uint32_t pace_choose(const struct pace *p, struct pace_step *step, struct guess_
     double best = step->tokens / step_seconds(p, step->rows), tokens = step->tokens, chance = 1;
     struct pace_step with = *step;
     uint32_t n = 0;
-    for (uint32_t i = 1; i <= max; i++) {
+    bool is_known = p->seconds[size_of(step->rows)] > 0 && r->n_taken < REMEASURE;
+    for (uint32_t i = 1; i <= max && is_known; i++) {
         chance *= r->rightness;
         tokens += n_seqs * chance;
         double rate = tokens / (step_seconds(p, step->rows + i * n_seqs) + i * seconds_each);
@@ -75,6 +79,7 @@ uint32_t pace_choose(const struct pace *p, struct pace_step *step, struct guess_
         with = (struct pace_step){step->rows + i * n_seqs, tokens};
     }
     r->n_declined = n ? 0 : r->n_declined + (max > 0);
+    r->n_taken = n ? r->n_taken + 1 : 0;
     if (r->n_declined < RETRY) {
         *step = with;
         return n;

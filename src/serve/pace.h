@@ -32,7 +32,8 @@ double pace_draft_seconds(const struct pace *p, uint32_t n_seqs);
 /* What is known of a source of guesses. Begin with {.rightness = 0.5f}. */
 struct guess_record {
     float rightness;     /* share of guesses that were right, a moving average */
-    uint32_t n_declined; /* guesses in a row that were not worth a draft */
+    uint32_t n_declined; /* guesses in a row that were not worth a draft, */
+    uint32_t n_taken;    /* or were: until what a step without takes is out of date */
 };
 
 /* Of a guess of n tokens the first `right` were right, and the next was not, if there was one. */
@@ -45,8 +46,9 @@ struct pace_step {
 };
 
 /* How many tokens of a guess, of which there are `max` for each of n_seqs sequences, to draft: as
- * many as give the most tokens per second. seconds_each: what it takes to guess a token, for all of
- * them. They are added to the step. */
+ * many as give the most tokens per second; none while it is not known how long the step takes
+ * without. seconds_each: what it takes to guess a token, for all of them. They are added to the
+ * step. */
 uint32_t pace_choose(const struct pace *p, struct pace_step *step, struct guess_record *r,
                      uint32_t n_seqs, uint32_t max, double seconds_each);
 
