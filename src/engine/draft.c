@@ -143,7 +143,7 @@ static void collect(const struct sluice_engine *e, uint32_t i, uint32_t n) {
 }
 
 int draft_step(struct sluice_engine *e, struct sluice_seq *const *seqs, size_t n_seqs, uint32_t n,
-              struct err *err) {
+               struct err *err) {
     int status = batch_check_cancel(e, err);
     if (!status)
         status = add_parts(e, seqs, n_seqs, n, err);
