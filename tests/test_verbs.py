@@ -552,6 +552,29 @@ def test_imatrix_is_collected_and_used():
     bad(1, "is a file of the input", "imatrix", SHIPPED, "-f", text, "-o", SHIPPED, "--window", 64)
 
 
+def test_drafts_by_the_models_block():
+    model = DATA / "mtp/stories.gguf"
+    for sampling in (["--temp", "0"], ["--temp", "0.9", "--seed", "4"]):
+        texts = [good("run", "-m", model, "-p", "One day", "-n", "60", "--backend", "cpu", *sampling, *mtp)[0]
+                 for mtp in (["--draft", "0"], ["--mtp", "0"], ["--mtp", "1"], [], ["--mtp", "8", "--draft", "9"])]
+        assert len(set(texts)) == 1, texts
+    kept = [json.loads(good("run", "-m", model, "-p", "Once upon a time", "-n", "200", "--temp", "0", "--json",
+                            "--backend", "cpu", "--mtp", n)[0])["drafts_kept"] for n in "03"]
+    assert kept[1] > kept[0], kept
+    out = good("bench", "-m", model, "--backend", "cpu", "-p", "0", "-n", "12", "-r", "1", "--mtp", "2", "--json")[0]
+    assert [(d["n"], d["drafted"] > 0) for d in json.loads(out)["drafts"]] == [(1, True), (2, True)], out
+    assert b"multi-token prediction" in good("inspect", model)[0]
+    assert b"multi-token prediction" not in good("inspect", SHIPPED)[0]
+    with_block, without = (json.loads(good("inspect", model, "--json", "--backend", "cpu", "--mtp", n)[0]) for n in "30")
+    assert with_block["draft_block"] and with_block["memory"]["total"] > without["memory"]["total"]
+    bad(1, "has no block for multi-token prediction", "run", "-m", SHIPPED, "-p", "x", "-n", "1", "--mtp", "2")
+    bad(2, "expected 0 to 8", "run", "-m", model, "-p", "x", "-n", "1", "--mtp", "9")
+    cache = TMP / "mtp.cache"
+    good("run", "-m", model, "-p", "One day", "-n", "2", "--prompt-cache", cache, "--mtp", "0", "--backend", "cpu")
+    err = good("run", "-m", model, "-p", "One day", "-n", "2", "--prompt-cache", cache, "--backend", "cpu")[1]
+    assert "made with another --mtp; the prompt is processed in full" in err, err
+
+
 def test_synthetic_models_need_no_file():
     out, err = good("run", "-m", "synth:qwen35-tiny:q4_k_m", "-p", "abc", "-n", 6, "--temp", 0)
     assert out == good("run", "-m", "synth:qwen35-tiny:q4_k_m", "-p", "abc", "-n", 6, "--temp", 0)[0]

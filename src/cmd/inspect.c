@@ -246,6 +246,11 @@ static int add_memory(json_t *facts, const struct common *c, const char *path, b
         err_set(&err, status, "%s", sluice_model_error(model));
     else
         status = add_fit(facts, model, &o, &err);
+    if (!status) {
+        struct sluice_facts of_model;
+        sluice_model_facts(model, &of_model);
+        json_object_set_new(facts, "draft_block", json_boolean(of_model.has_draft_block));
+    }
     bool is_elsewhere = strcmp(backend_meant(o.backend), "auto") == 0 &&
                         !backend_find(o.backend)->uses_host_weights;
     o.backend = "cpu";
@@ -473,6 +478,8 @@ static void print_text(json_t *facts) {
     printf("\n  %s parameters in %zu tensors, %s bytes\n", human_count(number(facts, "parameters")),
            json_array_size(tensors), human_count(number(facts, "tensor_bytes")));
     json_array_foreach(json_object_get(facts, "fit"), i, row) print_fit(row);
+    if (json_is_true(json_object_get(facts, "draft_block")))
+        printf("  has a block for multi-token prediction, which drafts (--mtp)\n");
     printf("\ntypes\n");
     json_object_foreach(json_object_get(facts, "types"), name, row) {
         double values = (double)number(row, "values");
