@@ -374,10 +374,11 @@ int sluice_seq_draft(sluice_seq *seq, const int32_t *tokens, size_t n);
 
 /* Drafts n tokens for each of these sequences, as if by sluice_seq_draft, with the model's own
  * block for multi-token prediction: from the model's hidden states it predicts a token further
- * ahead, and from its own the tokens after that. Each sequence has one waiting token; those with a
- * mask, without SLUICE_WANT_TOKEN, or without free pages are left without drafts. n is at most the
- * engine's draft_block; SLUICE_ERR_ARGUMENT where it has none. It is a step of its own, a short
- * one. */
+ * ahead, and from its own the tokens after that. Each sequence has one waiting token. Left without
+ * drafts are those with a mask, without SLUICE_WANT_TOKEN, without free pages, with a last page
+ * that another shares (until their next step), and the last ones of more than `batch` or `drafts`
+ * of the engine. n is at most the engine's draft_block; SLUICE_ERR_ARGUMENT where it has none. It
+ * is a step of its own, a short one. */
 int sluice_engine_draft(sluice_engine *engine, sluice_seq *const *seqs, size_t n_seqs, uint32_t n);
 
 /* The tokens drafted for the next step. Each pointer may be NULL; *tokens is valid until the next

@@ -360,4 +360,41 @@ static double block_compare_model(const char *backend, const char *path, float t
     return share;
 }
 
+/* Forks share a page that each has to copy, and the drafts would cross into the next one: nothing
+ * is drafted then, and all go on as one does. */
+static void block_compare_forks(const char *backend, const char *path) {
+    enum { PROMPT = 253, FORKS = 4, NEW = 12 };
+    struct sluice_engine_options o = block_options(backend, 4);
+    struct block_rig r;
+    sluice_seq *seqs[FORKS];
+    int32_t prompt[PROMPT], first[NEW];
+    o.sequences = o.batch = FORKS;
+    o.drafts = 16;
+    if (block_open(&r, path, o)) {
+        for (int i = 0; i < PROMPT; i++)
+            prompt[i] = (i * 37 + 5) % r.facts.n_tokens;
+        seqs[0] = block_open_seq(&r, 0);
+        BLOCK_OK(&r, sluice_seq_feed(seqs[0], prompt, PROMPT));
+        BLOCK_OK(&r, sluice_engine_step(r.engine, NULL));
+        for (int i = 1; i < FORKS; i++)
+            BLOCK_OK(&r, sluice_seq_fork(&seqs[i], seqs[0]));
+        for (int n = 0; n < NEW; n++) {
+            for (int i = 0; i < FORKS; i++) {
+                int32_t token = sluice_seq_token(seqs[i]);
+                first[n] = i == 0 ? token : first[n];
+                EXPECT_INT(token, first[n]);
+                BLOCK_OK(&r, sluice_seq_feed(seqs[i], &token, 1));
+            }
+            BLOCK_OK(&r, sluice_engine_draft(r.engine, seqs, FORKS, 4));
+            for (int i = 0; i < FORKS; i++) /* one token a step, so that all stay in step */
+                BLOCK_OK(&r, sluice_seq_draft(seqs[i], NULL, 0));
+            BLOCK_OK(&r, sluice_engine_step(r.engine, NULL));
+        }
+        for (int i = 0; i < FORKS; i++)
+            sluice_seq_close(seqs[i]);
+        EXPECT(first[NEW - 1] >= 0);
+    }
+    block_close(&r);
+}
+
 #endif

@@ -1,5 +1,6 @@
 /* test_draft_block.c - the model's own block for drafts, on the CPU. */
 #include "draft_block.h"
+#include "random_model.h"
 
 TEST(draft_block_has_the_logits_of_the_references) {
     block_run_reference("cpu", "qwen35-mtp", "model-f32.gguf", "");
@@ -24,4 +25,28 @@ TEST(draft_block_gives_the_tokens_of_a_run_without) {
               sampled);
     EXPECT(greedy > 0.7);
     EXPECT(sampled > 0.4);
+}
+
+TEST(draft_block_of_forks) {
+    block_compare_forks("cpu", test_data("mtp/qwen35-mtp/model-f32.gguf"));
+}
+
+/* The trunk does not need the block: a damaged one is an error only where it is to draft. */
+TEST(draft_block_that_is_damaged) {
+    struct random_model m = random_tiny("qwen35");
+    const char *path = test_temporary("damaged-block.gguf");
+    struct err err = {0};
+    m.draft_block = 1;
+    m.damaged = "blk.2.nextn.enorm.weight";
+    m.damage = NAN;
+    if (random_model_write(&m, path, &err))
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+    for (uint32_t n = 0; n < 4; n += 3) {
+        struct sluice_engine_options o = block_options("cpu", n);
+        struct block_rig r = {0};
+        EXPECT_INT(sluice_model_open(&r.model, path), SLUICE_OK);
+        EXPECT_INT(sluice_engine_open(&r.engine, r.model, &o), n ? SLUICE_ERR_FORMAT : SLUICE_OK);
+        EXPECT(!n || strstr(sluice_engine_error(r.engine), "nextn.enorm.weight has nan"));
+        block_close(&r);
+    }
 }

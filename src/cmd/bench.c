@@ -138,11 +138,12 @@ static int time_drafts(struct bench *b, struct bench_drafts *drafts) {
             if (!exit && sluice_seq_feed(seqs[i], b->prompt + i % 2, 1))
                 exit = fail_engine(b->engine);
         }
-        drafts[n - 1] = (struct bench_drafts){.engine = b->engine,
-                                              .seqs = seqs,
-                                              .n_seqs = (uint32_t)batch,
-                                              .n_drafts = (uint32_t)n,
-                                              .n_passes = (uint32_t)(b->n_new / (n + 1))};
+        drafts[n - 1] =
+            (struct bench_drafts){.engine = b->engine,
+                                  .seqs = seqs,
+                                  .n_seqs = (uint32_t)batch,
+                                  .n_drafts = (uint32_t)n,
+                                  .n_passes = max_u32((uint32_t)(b->n_new / (n + 1)), 1)};
         if (!exit)
             exit = bench_drafts(&drafts[n - 1]);
         for (int i = 0; i < batch; i++)

@@ -130,8 +130,13 @@ static uint32_t draft_by_block(struct drafting *d, struct generate *g, uint32_t 
                                struct pace_step *step) {
     uint32_t n = pace_choose(&d->pace, step, &d->block, 1, max, pace_draft_seconds(&d->pace, 1));
     double started = seconds_now();
-    if (n == 0 || sluice_engine_draft(g->engine, &g->seq, 1, n))
+    int status = n ? sluice_engine_draft(g->engine, &g->seq, 1, n) : SLUICE_OK;
+    if (status == SLUICE_ERR_CANCELLED)
+        sluice_engine_cancel(g->engine); /* it is the next step's to report */
+    if (n == 0 || status) {
+        step->rows = 1;
         return 0;
+    }
     d->seconds = seconds_now() - started;
     pace_note_draft(&d->pace, 1, n, d->seconds);
     sluice_seq_drafts(g->seq, NULL, &n);

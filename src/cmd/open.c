@@ -319,8 +319,9 @@ static int check_mtp(const struct common *c, const sluice_model *model) {
     sluice_model_facts(model, &facts);
     if (c->mtp == USUAL_MTP || c->mtp == 0 || facts.has_draft_block)
         return 0;
-    return complain(EXIT_WORLD, "--mtp %d: %s has no block for multi-token prediction", c->mtp,
-                    model->model->path);
+    const char *why = model->model->draft_fault.text;
+    return complain(EXIT_WORLD, "--mtp %d: %s has no block for multi-token prediction%s%s%s",
+                    c->mtp, model->model->path, *why ? " (" : "", why, *why ? ")" : "");
 }
 
 int common_open_model(struct common *c, sluice_model **model) {
@@ -400,6 +401,13 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
     o.user = &bar;
     interrupt_while_loading(true);
     int status = engine_prepare(engine, model, &o, taps, &err);
+    if (!status && (*engine)->setup.draft_block && !engine_fits(*engine, &o)) {
+        warn("the block for multi-token prediction does not fit into memory, so it is not used (as "
+             "with --mtp 0)");
+        engine_close(*engine);
+        o.draft_block = 0;
+        status = engine_prepare(engine, model, &o, taps, &err);
+    }
     if (!status)
         status = engine_load(*engine, &o, &err);
     interrupt_while_loading(false);

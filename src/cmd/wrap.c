@@ -1,6 +1,7 @@
 /* wrap.c - breaks the lines of a text between words as it streams to a terminal. */
 #include "cmd/wrap.h"
 
+#include <limits.h>
 #include <string.h>
 #include <utf8proc.h>
 
@@ -166,9 +167,12 @@ static int look(struct wrap *w) {
 int wrap_text(struct wrap *w, const char *at, size_t length) {
     int columns = look(w);
     struct str rest = {at, length};
-    if (columns == 0)
-        return say_text(at, length);
     w->exit = 0;
+    if (columns == 0) { /* what was held for a terminal that had a width comes first */
+        end_word(w, INT_MAX);
+        flush(w);
+        return w->exit ? w->exit : say_text(at, length);
+    }
     while (rest.len > 0) {
         uint32_t c = '?';
         size_t n = utf8_decode(rest, &c);
@@ -183,8 +187,7 @@ int wrap_text(struct wrap *w, const char *at, size_t length) {
 int wrap_end(struct wrap *w) {
     int columns = look(w);
     w->exit = 0;
-    if (columns > 0)
-        end_word(w, columns);
+    end_word(w, columns > 0 ? columns : INT_MAX);
     flush(w);
     int exit = w->exit;
     *w = (struct wrap){.exit = 0};

@@ -327,7 +327,9 @@ static int check_draft(struct sluice_engine *e, struct sluice_seq *const *seqs, 
                        "%u tokens to draft, expected 1 to draft_block, which is %u", n,
                        e->setup.draft_block);
     for (size_t i = 0; !status && i < n_seqs; i++) {
-        status = check_open(seqs[i]);
+        status = check_pointer(e, seqs[i], "a sequence to draft for");
+        if (!status)
+            status = check_open(seqs[i]);
         if (!status && seqs[i]->engine != e)
             status = err_set(&e->err, SLUICE_ERR_ARGUMENT,
                              "sequence %zu of those to draft for is of another engine", i);

@@ -225,7 +225,9 @@ static void fill_outputs(struct sluice_seq *seq, const struct part *part, bool i
     }
 }
 
-static void fill_changes(const struct slot *s, const struct part *part, struct io_view *v) {
+static void fill_changes(const struct slot *s, const struct part *part, uint32_t max,
+                         struct io_view *v) {
+    CHECK(v->header->n_changes + s->n_pages - part->first_change <= max);
     for (uint32_t i = part->first_change; i < s->n_pages; i++)
         v->changes[v->header->n_changes++] = (struct io_change){part->slot, i, s->pages[i], 0};
 }
@@ -237,7 +239,7 @@ static void fill_io(struct sluice_engine *e, struct io_view *v) {
         const struct part *part = &e->parts[i];
         const struct slot *s = &e->state.slots[part->slot];
         struct sluice_seq *seq = e->seqs[part->slot];
-        fill_changes(s, part, v);
+        fill_changes(s, part, e->plans[e->last_plan]->io.max_changes, v);
         fill_rows(&e->state, part, v);
         fill_outputs(seq, part, part->rows - part->drafted == waiting(s), v, &n_biases);
         seq->logits_step = e->n_steps + 1;

@@ -26,11 +26,14 @@ void draft_set(struct sluice_seq *seq, const int32_t *tokens, size_t n) {
 
 /* ---- steps of the draft block ------------------------------------------------------------- */
 
-/* Its last step reads at position length + n - 1, and the token drafted there has one more. */
+/* Its last step reads at position length + n - 1, and the token drafted there has one more. IO has
+ * room for one change of a page table a row: none is left for a page that has to be copied first,
+ * which the next step does. */
 static bool can_draft(const struct sluice_engine *e, const struct sluice_seq *seq, uint32_t n) {
     const struct slot *s = &e->state.slots[seq->slot];
     return s->n_tokens - s->length == 1 && (seq->wants & SLUICE_WANT_TOKEN) && !seq->has_mask &&
-           n <= e->setup.context - s->n_tokens && state_page_rows(&e->state, seq->slot) >= n;
+           n <= e->setup.context - s->n_tokens && !state_must_copy(&e->state, seq->slot) &&
+           state_page_rows(&e->state, seq->slot) >= n;
 }
 
 /* Makes a part of every sequence that can draft, with pages for its rows. */
@@ -39,9 +42,10 @@ static int add_parts(struct sluice_engine *e, struct sluice_seq *const *seqs, si
     uint32_t most = e->plans[engine_n_plans(e) - 1]->max_rows;
     int status = SLUICE_OK;
     e->n_parts = 0;
+    for (size_t i = 0; i < n_seqs; i++)
+        draft_set(seqs[i], NULL, 0);
     for (size_t i = 0; !status && i < n_seqs && e->n_parts < most; i++) {
         struct part part = {.slot = seqs[i]->slot, .rows = 1, .outputs = 1};
-        draft_set(seqs[i], NULL, 0);
         if (!can_draft(e, seqs[i], n))
             continue;
         status = state_reserve(&e->state, part.slot, n, &part.first_change, err);
@@ -68,6 +72,7 @@ static void fill_part(const struct sluice_engine *e, const struct plan *plan, ui
         .n_vocab = e->seqs[part->slot]->n_pick,
         .token = -1,
     };
+    CHECK(h->n_changes + s->n_pages - part->first_change <= plan->io.max_changes);
     for (uint32_t k = part->first_change; k < s->n_pages; k++)
         changes[h->n_changes++] = (struct io_change){part->slot, k, s->pages[k], 0};
 }

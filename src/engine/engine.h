@@ -166,7 +166,7 @@ void tiers_close(struct sluice_engine *e);
 /* Bytes that the engine may take on its device: what is free, or what the options allow. */
 int fit_limit(const struct sluice_engine *e, const struct sluice_engine_options *options,
               uint64_t *bytes, struct err *err);
-enum { FIT_ADVICE = 4 };
+enum { FIT_ADVICE = 5 };
 struct fit {
     uint64_t total;              /* what the engine takes on its device ... */
     uint64_t weights;            /* ... and of it for weights */
@@ -181,6 +181,7 @@ int fit_find(struct fit *out, const struct sluice_engine *e,
 /* The advice as one line, "-c 4096, --kv q8_0". Returns out. */
 const char *fit_advice(const struct fit *f, char *out, size_t size);
 /* An error for what does not fit, with the advice. */
+bool engine_fits(const struct sluice_engine *e, const struct sluice_engine_options *options);
 int fit_check(const struct sluice_engine *e, const struct sluice_engine_options *options,
               struct err *err);
 

@@ -52,6 +52,10 @@ static void find_advice(struct fit *f, const struct sluice_engine *e,
             break;
         }
     o = *options;
+    o.draft_block = 0;
+    if (e->setup.draft_block > 0 && would_fit(e, &o, f->free))
+        add_advice(f, "--mtp 0");
+    o = *options;
     o.batch = o.sequences = 1;
     if (options->batch > 1 && would_fit(e, &o, f->free))
         add_advice(f, "--batch 1");
@@ -62,6 +66,12 @@ int fit_limit(const struct sluice_engine *e, const struct sluice_engine_options 
     *bytes = o->memory_limit ? o->memory_limit : memory_available();
     return !o->memory_limit && e->kind->available ? e->kind->available(e->backend, bytes, err)
                                                   : SLUICE_OK;
+}
+
+bool engine_fits(const struct sluice_engine *e, const struct sluice_engine_options *o) {
+    uint64_t bytes;
+    struct err ignored;
+    return fit_limit(e, o, &bytes, &ignored) == SLUICE_OK && fits(e, bytes);
 }
 
 int fit_find(struct fit *f, const struct sluice_engine *e, const struct sluice_engine_options *o,

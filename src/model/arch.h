@@ -70,7 +70,6 @@ int bind_matrices(struct model *m, int block, const char *name, uint32_t k, uint
 /* As f32, whatever type the file has: (n), or (n, width) where width is above 0. */
 int bind_vector(struct model *m, int block, const char *name, uint32_t n, uint32_t width,
                 unsigned flags, struct operand *out, struct err *err);
-bool bind_has(const struct model *m, int block, const char *name);
 /* Once all are bound: refuses a file with tensors of layers that the model would run without. */
 int bind_check_leftovers(struct model *m, struct err *err);
 

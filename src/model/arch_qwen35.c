@@ -184,15 +184,12 @@ static int bind_layer(struct model *m, int i, struct err *err) {
     return SLUICE_OK;
 }
 
-/* The draft block: always full attention, whatever the interval says. Some files promise one that
- * they do not have; one of several blocks is not run. */
+/* The draft block: always full attention, whatever the interval says. */
 static int bind_draft(struct model *m, struct err *err) {
     const struct config *c = &m->config;
     struct draft_block *b = &m->draft;
     uint32_t d = c->hidden, vocab = c->n_vocab;
     int i = (int)c->n_layers, status;
-    if (c->n_mtp != 1 || !bind_has(m, i, "nextn.eh_proj.weight"))
-        return SLUICE_OK;
     if ((status = bind_layer(m, i, err)) ||
         (status = bind_matrix(m, i, "nextn.eh_proj.weight", 2 * d, d, 0, &b->join, err)) ||
         (status = bind_vector(m, i, "nextn.enorm.weight", d, 0, 0, &b->embed_norm, err)) ||
@@ -215,7 +212,14 @@ static int bind(struct model *m, struct err *err) {
     for (uint32_t i = 0; !status && i < m->config.n_layers; i++)
         status = bind_layer(m, (int)i, err);
     m->weights->is_draft = true; /* what is made from here on */
-    return status ? status : bind_draft(m, err);
+    if (status || m->config.n_mtp != 1)
+        return status;
+    /* The trunk does not need the block: without it, or with a damaged one, nothing is drafted. */
+    if (bind_draft(m, &m->draft_fault))
+        m->draft = (struct draft_block){0};
+    return m->draft_fault.code == SLUICE_ERR_MEMORY
+               ? err_set(err, SLUICE_ERR_MEMORY, "%s", m->draft_fault.text)
+               : SLUICE_OK;
 }
 
 /* ---- ops ---------------------------------------------------------------------------------- */

@@ -47,13 +47,6 @@ static void full_name(int block, const char *name, char out[FULL_NAME]) {
         snprintf(out, FULL_NAME, "%s", name);
 }
 
-bool bind_has(const struct model *m, int block, const char *name) {
-    char full[FULL_NAME];
-    struct found f;
-    full_name(block, name, full);
-    return find(m, full, &f);
-}
-
 /* Finds and checks; 1: found, 0: absent and may be, negative: an error. */
 static int expect(const struct model *m, int block, const char *name, const uint64_t dims[4],
                   unsigned flags, struct found *f, struct err *err) {
@@ -147,6 +140,7 @@ static int note_vector(struct model *m, int block, const char *name, const struc
         return err_memory(err, full);
     v->offset = o->offset;
     v->n = size_times(o->dims[0], o->dims[1]);
+    v->is_draft = m->weights->is_draft;
     v->next = m->vectors;
     m->vectors = v;
     return SLUICE_OK;

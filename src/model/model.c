@@ -185,8 +185,11 @@ int model_protect(const struct model *m, const char *path, struct err *err) {
                      : filemap_protect(m->weights->files, m->weights->n_files, path, err);
 }
 
-static int check_vectors(const struct model *m, struct err *err) {
+/* Of the draft block, or of all else. */
+static int check_vectors(const struct model *m, bool is_draft, struct err *err) {
     for (const struct bound_vector *v = m->vectors; v; v = v->next) {
+        if (v->is_draft != is_draft)
+            continue;
         const float *x = (const float *)(m->weights->base + v->offset);
         uint64_t at = find_not_finite(x, v->n);
         if (at < v->n)
@@ -203,7 +206,7 @@ int model_map(struct model *m, struct err *err) {
     int status = weights_map(m->weights, err);
     if (!status && m->synth)
         synth_fill_vectors(m->synth, m->weights->base);
-    if (!status && (status = check_vectors(m, err)))
+    if (!status && (status = check_vectors(m, false, err)))
         weights_unmap(m->weights);
     return status;
 }
@@ -219,7 +222,7 @@ int model_load(struct model *m, struct err *err) {
 
 int model_load_draft(struct model *m, struct err *err) {
     int status = weights_fill_draft(m->weights, err);
-    return status ? status : check_vectors(m, err);
+    return status ? status : check_vectors(m, true, err);
 }
 
 /* ---- the plan ----------------------------------------------------------------------------- */

@@ -41,6 +41,7 @@ struct draft_block {
 struct bound_vector {
     const char *name;
     uint64_t offset, n; /* in WEIGHTS; values */
+    bool is_draft;      /* of the draft block */
     struct bound_vector *next;
 };
 
@@ -62,6 +63,7 @@ struct model {
     float rope_scale;
     struct layer *layers; /* the trunk's, then that of the draft block */
     struct draft_block draft;
+    struct err draft_fault; /* why there is none, where the file promises one */
     struct bound_vector *vectors;
     bool *is_bound;     /* the file's tensors that were asked for; NULL with a folder */
     uint32_t n_skipped; /* unused tensors of the file: vision towers */

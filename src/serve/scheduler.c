@@ -817,8 +817,12 @@ static void draft_by_block(struct sched *s, uint32_t drafts_left) {
     double started = seconds_now();
     int status = sluice_engine_draft(s->engine, s->seqs, n_seqs, n);
     s->draft_seconds = seconds_now() - started;
-    if (status)
+    if (status == SLUICE_ERR_CANCELLED)
+        sluice_engine_cancel(s->engine); /* it is the next step's to report */
+    if (status) {
+        s->step.rows -= n * n_seqs;
         return;
+    }
     pace_note_draft(&s->pace, n_seqs, n, s->draft_seconds);
     for (struct answer *a = s->running.first; a; a = a->next)
         if (may_use_block(a)) {

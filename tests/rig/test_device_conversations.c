@@ -57,3 +57,7 @@ TEST(device_draft_block_gives_the_tokens_of_a_run_without) {
     EXPECT(greedy > 0.7);
     EXPECT(sampled > 0.4);
 }
+
+TEST(device_draft_block_of_forks) {
+    block_compare_forks(rig_name(), test_data("mtp/qwen35-mtp/model-q8_0.gguf"));
+}
