@@ -101,11 +101,12 @@ static int fill_setup(struct setup *s, const struct sluice_engine_options *o,
 
 /* ---- plans -------------------------------------------------------------------------------- */
 
+/* model_plan or model_draft_plan. */
 typedef int plan_fn(struct plan **out, const struct model *m, const struct plan_options *options,
                     struct err *err);
 
-static int make_plan(const struct sluice_engine *e, plan_fn *plan, struct plan **out, uint32_t rows,
-                     uint32_t n_cells, struct err *err) {
+static int make_plan(const struct sluice_engine *e, plan_fn *write, struct plan **out,
+                     uint32_t rows, uint32_t n_cells, struct err *err) {
     const struct setup *s = &e->setup;
     const struct config *c = &e->model->model->config;
     const struct plan_options options = {
@@ -120,9 +121,9 @@ static int make_plan(const struct sluice_engine *e, plan_fn *plan, struct plan *
         .n_taps = s->n_taps,
         .tap_width = s->n_taps ? c->hidden : 0,
         .has_draft_block = s->draft_block > 0,
-        .burst_steps = plan == model_draft_plan ? s->draft_block : 0,
+        .burst_steps = write == model_draft_plan ? s->draft_block : 0,
     };
-    int status = plan(out, e->model->model, &options, err);
+    int status = write(out, e->model->model, &options, err);
     if (status == SLUICE_ERR_MEMORY)
         err_prefix(err, "%s: a context of %u (-c) with %u sequences (--batch)",
                    e->model->model->path, s->context, s->n_seqs);
@@ -207,15 +208,16 @@ static uint32_t widths_of(const struct setup *s, uint32_t max_rows, uint32_t wid
     return n;
 }
 
-/* One more plan. */
-static int add_plan(struct sluice_engine *e, plan_fn *plan, uint32_t rows, struct err *err) {
+/* Makes the next of e->plans, which the caller counts. */
+static int add_plan(struct sluice_engine *e, plan_fn *write, uint32_t rows, struct err *err) {
     const struct setup *s = &e->setup;
     uint32_t i = engine_n_plans(e);
     CHECK(i < MAX_PLANS);
-    return make_plan(e, plan, &e->plans[i], rows, s->n_seqs + s->drafts + s->n_snapshots, err);
+    return make_plan(e, write, &e->plans[i], rows, s->n_seqs + s->drafts + s->n_snapshots, err);
 }
 
-/* Steps of the draft block: a row for each of the sequences that are decoded together. */
+/* Steps of the draft block: a row for each of the sequences that are decoded together, and a spare
+ * cell for each row, of which there are setup.drafts. */
 static int make_draft_plans(struct sluice_engine *e, struct err *err) {
     uint32_t most = min_u32(e->setup.batch, e->setup.drafts);
     int status = SLUICE_OK;

@@ -50,7 +50,7 @@ struct answer {
     bool has_mask;        /* it got a mask, not the permission for any token */
     struct lookup lookup; /* where its request has them */
     uint32_t n_drafted;   /* tokens for the next step ... */
-    bool is_block;        /* ... by the model's draft block */
+    bool is_by_block;     /* ... by the model's draft block */
     uint32_t n_found;     /* tokens that its sequence had, processed, when it was opened */
     bool is_stem;    /* it processes the prompt but for the last token, then others fork from it */
     bool is_cold;    /* it starts without what the engine has cached */
@@ -61,7 +61,7 @@ struct answer {
     struct sched_report report;
 };
 
-enum { BLOCK_DRAFTS = 8 }; /* at most that many by the model's draft block */
+enum { BLOCK_DRAFTS = 8 }; /* most tokens that the model's draft block drafts for an answer */
 
 struct list {
     struct answer *first, *last;
@@ -87,11 +87,11 @@ struct sched {
     uint32_t n_suspects;
     uint64_t next_age, next_serial;
     uint32_t drafts;      /* maximum per step; 0: none */
-    uint32_t draft_block; /* maximum for one answer by the model's own block; 0: it has none */
-    bool has_lookup;
-    sluice_seq **seqs;         /* (n_sequences) scratch */
+    uint32_t draft_block; /* maximum for one answer by the model's own block; 0: it is not used */
+    bool has_lookup;      /* drafts come from the text, too */
+    sluice_seq **seqs;    /* (n_sequences) scratch */
     struct guess_record block; /* how often its drafts were right, in all answers */
-    double draft_seconds;      /* what the next step's took */
+    double draft_seconds;      /* that the block took for the next step's drafts */
     struct pace pace;
     struct pace_step step; /* the next one */
     bool is_paced;         /* it has no rows of prompts */
@@ -768,7 +768,7 @@ static uint32_t max_drafts(const struct answer *a, uint32_t max) {
 }
 
 /* Drafts what followed its newest tokens before; at most `max` tokens. Where the model's own block
- * is right more often, it guesses instead. */
+ * is right more often, nothing: draft_by_block follows. Returns how many. */
 static uint32_t draft_by_lookup(struct sched *s, struct answer *a, uint32_t max) {
     uint32_t n = 0;
     if (s->has_lookup && a->request->lookups &&
@@ -778,7 +778,7 @@ static uint32_t draft_by_lookup(struct sched *s, struct answer *a, uint32_t max)
     if ((n || a->n_drafted) && sluice_seq_draft(a->seq, a->lookup.guess, n))
         n = 0;
     a->n_drafted = n;
-    a->is_block = false;
+    a->is_by_block = false;
     return n;
 }
 
@@ -788,7 +788,7 @@ static void take_drafts(struct answer *a) {
     int32_t kept[BLOCK_DRAFTS];
     uint32_t n;
     sluice_seq_drafts(a->seq, &tokens, &n);
-    a->is_block = n > 0;
+    a->is_by_block = n > 0;
     a->n_drafted = max_drafts(a, min_u32(n, BLOCK_DRAFTS));
     if (a->n_drafted == n)
         return;
@@ -932,7 +932,7 @@ static void drop_rest(struct sched *s, struct answer *a) {
 /* Of a step that fed so many tokens. */
 static void count_drafts(struct sched *s, struct answer *a, uint32_t n_fed) {
     uint32_t n_kept = a->n_drafted ? n_fed : 0;
-    if (a->is_block)
+    if (a->is_by_block)
         pace_learn(&s->block, n_kept, a->n_drafted);
     a->report.n_drafted += a->n_drafted;
     a->report.n_kept += n_kept;
