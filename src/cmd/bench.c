@@ -173,7 +173,7 @@ static int repeat(struct bench *b, int (*once)(struct bench *, double *), struct
 
 /* ---- what is said ------------------------------------------------------------------------- */
 
-/* How many lines there are on drafts. */
+/* How many numbers of drafts are timed: 1, 2 ... */
 static int drafts_of(const struct bench *b) {
     return b->n_new ? b->common.mtp : 0;
 }

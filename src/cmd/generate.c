@@ -125,7 +125,7 @@ static uint32_t draft_by_lookup(struct drafting *d, struct generate *g, uint32_t
     return drafted;
 }
 
-/* A failure is no loss. Returns how many tokens it drafted. */
+/* If it fails, nothing is drafted. Returns how many tokens it drafted. */
 static uint32_t draft_by_block(struct drafting *d, struct generate *g, uint32_t max,
                                struct pace_step *step) {
     uint32_t n = pace_choose(&d->pace, step, &d->block, 1, max, pace_draft_seconds(&d->pace, 1));

@@ -26,7 +26,7 @@ void draft_set(struct sluice_seq *seq, const int32_t *tokens, size_t n) {
 
 /* ---- steps of the draft block ------------------------------------------------------------- */
 
-/* Its last step reads at position length + n - 1, and the token drafted there has one more. */
+/* The last of the n steps is at position length + n - 1, and its token needs the one after. */
 static bool can_draft(const struct sluice_engine *e, const struct sluice_seq *seq, uint32_t n) {
     const struct slot *s = &e->state.slots[seq->slot];
     return s->n_tokens - s->length == 1 && (seq->wants & SLUICE_WANT_TOKEN) && !seq->has_mask &&
@@ -143,7 +143,7 @@ static void collect(const struct sluice_engine *e, uint32_t i, uint32_t n) {
 }
 
 int draft_step(struct sluice_engine *e, struct sluice_seq *const *seqs, size_t n_seqs, uint32_t n,
-              struct err *err) {
+               struct err *err) {
     int status = batch_check_cancel(e, err);
     if (!status)
         status = add_parts(e, seqs, n_seqs, n, err);
