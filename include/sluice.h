@@ -178,9 +178,9 @@ struct sluice_engine_options {
     uint32_t all_outputs; /* maximum rows of logits in one step: SLUICE_WANT_ALL_LOGITS; 0: batch */
     uint32_t drafts; /* maximum drafted tokens in one step, for sluice_seq_draft, 0 to 256: each
                       * takes a recurrent state and a row of logits; 0, the default: none */
-    uint32_t draft_block; /* maximum tokens that sluice_engine_draft drafts for a sequence, 0 to 8,
-                           * where the model has a block for that; 0, the default: the block is not
-                           * loaded. It needs `drafts`. */
+    uint32_t block_drafts; /* maximum tokens that sluice_engine_draft drafts for a sequence, 0 to 8,
+                            * where the model has a block for that; 0, the default: the block is not
+                            * loaded. It needs `drafts`. */
     bool hidden; /* steps hand out hidden states, for SLUICE_WANT_HIDDEN; on GPUs there are no
                   * bursts then */
     uint64_t snapshot_bytes; /* memory for snapshots of recurrent state, which sluice_seq_resume and
@@ -299,7 +299,7 @@ struct sluice_choice {
     const char *backend; /* static */
     char device[128];
     const char *kv_type; /* static */
-    uint32_t context, sequences, batch, drafts, draft_block;
+    uint32_t context, sequences, batch, drafts, block_drafts;
     bool hidden;
 };
 /* What was chosen where the options left a choice, to show to the user. */
@@ -377,7 +377,7 @@ int sluice_seq_draft(sluice_seq *seq, const int32_t *tokens, size_t n);
  * ahead, and from its own the tokens after that. Each sequence has one waiting token. Left without
  * drafts are those with a mask, without SLUICE_WANT_TOKEN, without free pages, with a last page
  * that another shares (until their next step), and the last ones of more than `batch` or `drafts`
- * of the engine. n is at most the engine's draft_block; SLUICE_ERR_ARGUMENT where it has none. It
+ * of the engine. n is at most the engine's block_drafts; SLUICE_ERR_ARGUMENT where it has none. It
  * is a step of its own, a short one. */
 int sluice_engine_draft(sluice_engine *engine, sluice_seq *const *seqs, size_t n_seqs, uint32_t n);
 

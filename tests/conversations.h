@@ -443,7 +443,7 @@ static bool talk_open(struct talks *t, const struct talk_setup *setup) {
     o.context = TALK_CONTEXT;
     o.threads = 1;
     o.snapshot_bytes = 0;
-    o.drafts = o.draft_block = TALK_DRAFTS;
+    o.drafts = o.block_drafts = TALK_DRAFTS;
     bool is_open = sluice_engine_open(&t->cold, t->model, &o) == SLUICE_OK;
     o.threads = (int)setup->threads;
     o.sequences = o.batch = TALK_SEQS;

@@ -41,14 +41,14 @@ static void block_fail(const struct block_rig *r, int line) {
 }
 #define BLOCK_OK(r, call) ((call) == SLUICE_OK ? (void)0 : block_fail(r, __LINE__))
 
-static struct sluice_engine_options block_options(const char *backend, uint32_t draft_block) {
+static struct sluice_engine_options block_options(const char *backend, uint32_t block_drafts) {
     struct sluice_engine_options o = sluice_engine_options_default();
     o.backend = backend;
     o.context = 512;
     o.threads = 2;
     o.exact = true;
-    o.drafts = draft_block;
-    o.draft_block = draft_block;
+    o.drafts = block_drafts;
+    o.block_drafts = block_drafts;
     return o;
 }
 
@@ -393,6 +393,29 @@ static void block_compare_forks(const char *backend, const char *path) {
         for (int i = 0; i < FORKS; i++)
             sluice_seq_close(seqs[i]);
         EXPECT(first[NEW - 1] >= 0);
+    }
+    block_close(&r);
+}
+
+/* A cancellation is reported, once, and the drafts of a later call are as ever. */
+static void block_compare_cancelled(const char *backend, const char *path) {
+    struct block_rig r;
+    const int32_t *drafts;
+    uint32_t n;
+    if (block_open(&r, path, block_options(backend, 2))) {
+        sluice_seq *seq = block_open_seq(&r, 0);
+        BLOCK_OK(&r, sluice_seq_feed(seq, &(int32_t){3}, 1));
+        BLOCK_OK(&r, sluice_engine_step(r.engine, NULL));
+        BLOCK_OK(&r, sluice_seq_feed(seq, &(int32_t){4}, 1));
+        sluice_engine_cancel(r.engine);
+        EXPECT_INT(sluice_engine_draft(r.engine, &seq, 1, 2), SLUICE_ERR_CANCELLED);
+        sluice_seq_drafts(seq, &drafts, &n);
+        EXPECT_INT(n, 0);
+        EXPECT(state_broken(&r.engine->state) == NULL);
+        BLOCK_OK(&r, sluice_engine_draft(r.engine, &seq, 1, 2));
+        sluice_seq_drafts(seq, &drafts, &n);
+        EXPECT_INT(n, 2);
+        sluice_seq_close(seq);
     }
     block_close(&r);
 }

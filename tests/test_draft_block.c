@@ -27,6 +27,10 @@ TEST(draft_block_gives_the_tokens_of_a_run_without) {
     EXPECT(sampled > 0.4);
 }
 
+TEST(draft_block_that_is_cancelled) {
+    block_compare_cancelled("cpu", test_data("mtp/qwen35-mtp/model-f32.gguf"));
+}
+
 TEST(draft_block_of_forks) {
     block_compare_forks("cpu", test_data("mtp/qwen35-mtp/model-f32.gguf"));
 }

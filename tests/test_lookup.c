@@ -227,7 +227,7 @@ static uint64_t answer_all(const sluice_model *model, sluice_engine *engine, boo
 }
 
 /* Answers by an engine that drafts, and by one that does not. */
-static void compare_answers(const char *path, uint32_t draft_block, struct answers *with) {
+static void compare_answers(const char *path, uint32_t block_drafts, struct answers *with) {
     struct sluice_engine_options o = sluice_engine_options_default();
     struct answers without;
     sluice_model *model = NULL;
@@ -238,13 +238,13 @@ static void compare_answers(const char *path, uint32_t draft_block, struct answe
     o.sequences = o.batch = 2;
     bool is_open = !sluice_model_open(&model, path) && !sluice_engine_open(&plain, model, &o);
     o.drafts = 7;
-    o.draft_block = draft_block;
+    o.block_drafts = block_drafts;
     if (!is_open || sluice_engine_open(&drafting, model, &o)) {
         test_fail(__FILE__, __LINE__, "%s%s", sluice_model_error(model),
                   sluice_engine_error(drafting));
     } else {
         uint64_t n = answer_all(model, plain, false, &without);
-        uint64_t fewer = answer_all(model, drafting, draft_block > 0, with);
+        uint64_t fewer = answer_all(model, drafting, block_drafts > 0, with);
         EXPECT(memcmp(with->tokens, without.tokens, sizeof with->tokens) == 0);
         EXPECT(with->n_kept > 0 && without.n_drafted == 0);
         test_note("%u of %u drafts kept; %llu submissions, %llu without", with->n_kept,

@@ -174,7 +174,7 @@ static int repeat(struct bench *b, int (*once)(struct bench *, double *), struct
 
 /* ---- what is said ------------------------------------------------------------------------- */
 
-/* How many lines there are on drafts. */
+/* How many numbers of drafts are timed: 1, 2 ... */
 static int drafts_of(const struct bench *b) {
     return b->n_new ? b->common.mtp : 0;
 }
@@ -339,7 +339,7 @@ static int replay(struct bench *b) {
 static struct sluice_engine_options options_of(const struct bench *b) {
     struct sluice_engine_options o = common_engine(&b->common);
     o.sequences += b->depth > 0;
-    o.draft_block = (uint32_t)b->common.mtp;
+    o.block_drafts = (uint32_t)b->common.mtp;
     o.drafts = max_u32(o.drafts, (uint32_t)(b->common.batch * b->common.mtp));
     if (b->common.context >= 0)
         return o;

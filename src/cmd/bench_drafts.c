@@ -1,7 +1,7 @@
 /* bench_drafts.c - what drafts by the model's own block take, and the step that verifies them.
  *
- * How many are right depends on model and text: synthetic models are right by accident alone. So
- * the times are measured, and rates follow from a chance. */
+ * How many are right depends on model and text, and a synthetic model's are right by accident
+ * alone. So times are measured, and rates computed for a given chance. */
 #include "cmd/bench_drafts.h"
 
 #include <stdlib.h>

@@ -15,7 +15,7 @@ struct bench_drafts {
     uint64_t kept, drafted;
 };
 
-/* Drafts, verifies, feeds, as often as that. 0, or the exit status after one line. */
+/* Drafts, verifies, feeds, n_passes times. 0, or the exit status after one line. */
 int bench_drafts(struct bench_drafts *b);
 
 /* Tokens per second of all sequences, if each draft is right with that chance. */

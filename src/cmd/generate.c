@@ -92,7 +92,7 @@ static bool is_full(const struct generate *g) {
 /* Drafts: by prompt lookup, where the text repeats itself, or by the model's own block. */
 struct drafting {
     void *memory; /* NULL: nothing is drafted by lookup */
-    uint32_t max_drafts, draft_block, context;
+    uint32_t max_drafts, block_drafts, context;
     struct lookup lookup;
     struct guess_record block;
     struct pace pace;
@@ -106,7 +106,7 @@ static void drafting_open(struct drafting *d, const struct generate *g) {
     if (g->see || choice.drafts == 0) /* there are logits of the last token alone */
         return;
     d->max_drafts = choice.drafts;
-    d->draft_block = choice.draft_block;
+    d->block_drafts = choice.block_drafts;
     d->memory = malloc(lookup_bytes(d->context));
     if (d->memory)
         lookup_init(&d->lookup, d->memory, d->context);
@@ -118,14 +118,14 @@ static uint32_t draft_by_lookup(struct drafting *d, struct generate *g, uint32_t
     uint32_t n, drafted = 0;
     sluice_seq_tokens(g->seq, &tokens, &n, NULL);
     if (d->memory && lookup_guess(&d->lookup, tokens, n, max) &&
-        (d->draft_block == 0 || d->lookup.record.rightness >= d->block.rightness))
+        (d->block_drafts == 0 || d->lookup.record.rightness >= d->block.rightness))
         drafted = pace_choose(&d->pace, step, &d->lookup.record, 1, d->lookup.n_guess, 0);
     if (drafted)
         sluice_seq_draft(g->seq, d->lookup.guess, drafted);
     return drafted;
 }
 
-/* A failure is no loss. Returns how many tokens it drafted. */
+/* If it fails, nothing is drafted. Returns how many tokens it drafted. */
 static uint32_t draft_by_block(struct drafting *d, struct generate *g, uint32_t max,
                                struct pace_step *step) {
     uint32_t n = pace_choose(&d->pace, step, &d->block, 1, max, pace_draft_seconds(&d->pace, 1));
@@ -151,8 +151,8 @@ static uint32_t draft(struct drafting *d, struct generate *g, uint32_t *by_block
     uint32_t max = left < d->max_drafts ? (uint32_t)left : d->max_drafts;
     d->seconds = 0;
     *by_block = 0;
-    if (!draft_by_lookup(d, g, max, &step) && d->draft_block && max)
-        *by_block = draft_by_block(d, g, max < d->draft_block ? max : d->draft_block, &step);
+    if (!draft_by_lookup(d, g, max, &step) && d->block_drafts && max)
+        *by_block = draft_by_block(d, g, max < d->block_drafts ? max : d->block_drafts, &step);
     return step.rows;
 }
 

@@ -31,7 +31,7 @@ struct common common_default(void) {
         .kv = "f16",
         .context = INT_MIN,
         .batch = 1,
-        .mtp = USUAL_MTP,
+        .mtp = MTP_NOT_GIVEN,
         .temperature = NAN,
         .top_p = NAN,
         .min_p = NAN,
@@ -60,8 +60,8 @@ int common_opts(struct opt *table, int n, struct common *c, unsigned groups) {
         {WITH_CONTEXT, {"--context", 'c', OPT_INT, &c->context, "N", "context length in tokens; 0: the model's; default: the model's, at most 8192"}},
         {WITH_CPU, {"--kv", 0, OPT_STRING, &c->kv, "TYPE", "type of the KV cache: f32, f16 (default), q8_0, q4_0"}},
         {WITH_CPU, {"--exact", 0, OPT_FLAG, &c->exact, NULL, "f32 activations and f32 KV cache"}},
-        {WITH_DRAFT, {"--draft", 0, OPT_INT, &c->draft, "N", "guess up to N tokens ahead and verify them in one step; 0: off; default: 7, bench: 0"}},
-        {WITH_DRAFT, {"--mtp", 0, OPT_INT, &c->mtp, "N", "of these, up to N by the model's own block for multi-token prediction; 0: off; default: 3, where it has one"}},
+        {WITH_DRAFT, {"--draft", 0, OPT_INT, &c->draft, "N", "guess up to N tokens ahead and verify them in one step; 0: off; default: 7, bench and explain: 0"}},
+        {WITH_DRAFT, {"--mtp", 0, OPT_INT, &c->mtp, "N", "of these, up to N by the model's own block for multi-token prediction; 0: off; default: 3 where it has one, bench and explain: 0"}},
         {WITH_CACHE, {"--kv-bytes", 0, OPT_SIZE, &c->kv_bytes, "SIZE", "size of the KV cache; default: enough for all sequences in full"}},
         {WITH_CACHE, {"--snapshot-bytes", 0, OPT_SIZE, &c->snapshot_bytes, "SIZE", "device memory for snapshots of recurrent state"}},
         {WITH_CACHE, {"--cache-bytes", 0, OPT_SIZE, &c->cache_bytes, "SIZE", "host memory for cached prompts that don't fit on the device; default: none"}},
@@ -158,7 +158,7 @@ static int check_ranges(const struct common *c, const char *verb) {
         {"--threads", c->threads, 0, 1024},
         {"--batch", c->batch, 1, 4096},
         {"--draft", c->draft, 0, 256},
-        {"--mtp", c->mtp == USUAL_MTP ? 0 : c->mtp, 0, MAX_MTP},
+        {"--mtp", c->mtp == MTP_NOT_GIVEN ? 0 : c->mtp, 0, MAX_MTP},
         {"--top-k", c->top_k, -1, INT_MAX},
     };
     for (size_t i = 0; i < sizeof floats / sizeof *floats; i++)
@@ -243,7 +243,7 @@ struct sluice_engine_options common_engine(const struct common *c) {
     o.context = c->context == INT_MIN ? -1 : c->context;
     o.sequences = o.batch = (uint32_t)c->batch;
     o.drafts = (uint32_t)c->draft;
-    o.draft_block = min_u32(c->mtp == USUAL_MTP ? 3 : (uint32_t)c->mtp, o.drafts);
+    o.block_drafts = min_u32(c->mtp == MTP_NOT_GIVEN ? USUAL_MTP : (uint32_t)c->mtp, o.drafts);
     fill_cache(c, &o);
     return o;
 }
@@ -317,7 +317,7 @@ int fail_engine(const sluice_engine *engine) {
 static int check_mtp(const struct common *c, const sluice_model *model) {
     struct sluice_facts facts;
     sluice_model_facts(model, &facts);
-    if (c->mtp == USUAL_MTP || c->mtp == 0 || facts.has_draft_block)
+    if (c->mtp == MTP_NOT_GIVEN || c->mtp == 0 || facts.has_draft_block)
         return 0;
     const char *why = model->model->draft_fault.text;
     return complain(EXIT_WORLD, "--mtp %d: %s has no block for multi-token prediction%s%s%s",
@@ -401,11 +401,11 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
     o.user = &bar;
     interrupt_while_loading(true);
     int status = engine_prepare(engine, model, &o, taps, &err);
-    if (!status && (*engine)->setup.draft_block && !engine_fits(*engine, &o)) {
+    if (!status && (*engine)->setup.block_drafts && !engine_fits(*engine, &o)) {
         warn("the block for multi-token prediction does not fit into memory, so it is not used (as "
              "with --mtp 0)");
         engine_close(*engine);
-        o.draft_block = 0;
+        o.block_drafts = 0;
         status = engine_prepare(engine, model, &o, taps, &err);
     }
     if (!status)

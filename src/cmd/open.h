@@ -33,8 +33,9 @@ struct common {
 };
 
 struct common common_default(void);
-/* What verbs that generate text set --draft to; --mtp that was not given; and its maximum. */
-enum { USUAL_DRAFT = 7, USUAL_MTP = INT_MIN, MAX_MTP = 8 };
+/* What verbs that generate text set --draft to; what --mtp means if it is not given, and its
+ * maximum. */
+enum { USUAL_DRAFT = 7, MTP_NOT_GIVEN = INT_MIN, USUAL_MTP = 3, MAX_MTP = 8 };
 
 enum option_group {
     WITH_CPU = 1,       /* -m -t --kv --exact */

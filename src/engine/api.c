@@ -178,7 +178,7 @@ void sluice_engine_choice(const sluice_engine *e, struct sluice_choice *out) {
         .sequences = e->setup.n_seqs,
         .batch = e->setup.batch,
         .drafts = e->setup.drafts,
-        .draft_block = e->setup.draft_block,
+        .block_drafts = e->setup.block_drafts,
         .hidden = e->setup.n_taps > 0,
     };
     e->kind->device_line(e->device, out->device, sizeof out->device);
@@ -322,10 +322,10 @@ int sluice_seq_draft(sluice_seq *seq, const int32_t *tokens, size_t n) {
 static int check_draft(struct sluice_engine *e, struct sluice_seq *const *seqs, size_t n_seqs,
                        uint32_t n) {
     int status = n_seqs > 0 ? check_pointer(e, seqs, "seqs") : SLUICE_OK;
-    if (!status && (n < 1 || n > e->setup.draft_block))
+    if (!status && (n < 1 || n > e->setup.block_drafts))
         return err_set(&e->err, SLUICE_ERR_ARGUMENT,
-                       "%u tokens to draft, expected 1 to draft_block, which is %u", n,
-                       e->setup.draft_block);
+                       "%u tokens to draft, expected 1 to block_drafts, which is %u", n,
+                       e->setup.block_drafts);
     for (size_t i = 0; !status && i < n_seqs; i++) {
         status = check_pointer(e, seqs[i], "a sequence to draft for");
         if (!status)

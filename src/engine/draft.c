@@ -26,7 +26,7 @@ void draft_set(struct sluice_seq *seq, const int32_t *tokens, size_t n) {
 
 /* ---- steps of the draft block ------------------------------------------------------------- */
 
-/* Its last step reads at position length + n - 1, and the token drafted there has one more. IO has
+/* The last of the n steps is at position length + n - 1, and its token needs the one after. IO has
  * room for one change of a page table a row: none is left for a page that has to be copied first,
  * which the next step does. */
 static bool can_draft(const struct sluice_engine *e, const struct sluice_seq *seq, uint32_t n) {
@@ -115,7 +115,7 @@ static int submit(struct sluice_engine *e, bool is_burst, struct err *err) {
                           : e->kind->submit(e->backend, e->last_plan, err);
     if (!status)
         status = e->kind->wait(e->backend, err);
-    e->n_steps++;
+    e->n_steps++; /* whatever happened: the logits of the step before are gone */
     e->n_draft_steps++;
     return status;
 }
@@ -150,8 +150,9 @@ static void collect(const struct sluice_engine *e, uint32_t i, uint32_t n) {
 int draft_step(struct sluice_engine *e, struct sluice_seq *const *seqs, size_t n_seqs, uint32_t n,
                struct err *err) {
     int status = batch_check_cancel(e, err);
-    if (!status)
-        status = add_parts(e, seqs, n_seqs, n, err);
+    if (status)
+        return status;
+    status = add_parts(e, seqs, n_seqs, n, err);
     if (!status && e->n_parts > 0) {
         e->last_plan = engine_draft_plan_for(e, e->n_parts);
         fill_io(e, e->plans[e->last_plan]);
@@ -163,7 +164,5 @@ int draft_step(struct sluice_engine *e, struct sluice_seq *const *seqs, size_t n
             collect(e, i, n);
         state_drop_pages(&e->state, slot, pages_for(e->state.slots[slot].length));
     }
-    if (status == SLUICE_ERR_CANCELLED && e->n_parts > 0)
-        status = batch_check_cancel(e, err);
-    return status;
+    return status == SLUICE_ERR_CANCELLED ? batch_check_cancel(e, err) : status;
 }

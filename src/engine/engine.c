@@ -44,7 +44,7 @@ static int check_options(const struct sluice_engine_options *o, struct err *err)
         {"batch (--batch)", o->batch, 1, MAX_SEQUENCES},
         {"prefill", o->prefill, 0, MAX_PREFILL},
         {"drafts", o->drafts, 0, MAX_DRAFTS},
-        {"draft_block", o->draft_block, 0, IO_BURST},
+        {"block_drafts", o->block_drafts, 0, IO_BURST},
         {"snapshot_every", o->snapshot_every, 0, MAX_CONTEXT},
     };
     int status = SLUICE_OK;
@@ -88,7 +88,7 @@ static int fill_setup(struct setup *s, const struct sluice_engine_options *o,
     if (kind->max_rows) /* wider steps are cut into several */
         s->batch = min_u32(s->batch, kind->max_rows);
     s->drafts = o->drafts;
-    s->draft_block = has_draft_block ? min_u32(o->draft_block, o->drafts) : 0;
+    s->block_drafts = has_draft_block ? min_u32(o->block_drafts, o->drafts) : 0;
     s->prefill = max_u32(o->prefill ? o->prefill : kind->prefill, s->batch + s->drafts);
     if (kind->max_rows)
         s->prefill = min_u32(s->prefill, kind->max_rows);
@@ -101,11 +101,12 @@ static int fill_setup(struct setup *s, const struct sluice_engine_options *o,
 
 /* ---- plans -------------------------------------------------------------------------------- */
 
+/* model_plan or model_draft_plan. */
 typedef int plan_fn(struct plan **out, const struct model *m, const struct plan_options *options,
                     struct err *err);
 
-static int make_plan(const struct sluice_engine *e, plan_fn *plan, struct plan **out, uint32_t rows,
-                     uint32_t n_cells, struct err *err) {
+static int make_plan(const struct sluice_engine *e, plan_fn *write, struct plan **out,
+                     uint32_t rows, uint32_t n_cells, struct err *err) {
     const struct setup *s = &e->setup;
     const struct config *c = &e->model->model->config;
     const struct plan_options options = {
@@ -119,10 +120,10 @@ static int make_plan(const struct sluice_engine *e, plan_fn *plan, struct plan *
         .n_vocab = c->n_vocab,
         .n_taps = s->n_taps,
         .tap_width = s->n_taps ? c->hidden : 0,
-        .has_draft_block = s->draft_block > 0,
-        .burst_steps = plan == model_draft_plan ? s->draft_block : 0,
+        .has_draft_block = s->block_drafts > 0,
+        .burst_steps = write == model_draft_plan ? s->block_drafts : 0,
     };
-    int status = plan(out, e->model->model, &options, err);
+    int status = write(out, e->model->model, &options, err);
     if (status == SLUICE_ERR_MEMORY)
         err_prefix(err, "%s: a context of %u (-c) with %u sequences (--batch)",
                    e->model->model->path, s->context, s->n_seqs);
@@ -207,15 +208,16 @@ static uint32_t widths_of(const struct setup *s, uint32_t max_rows, uint32_t wid
     return n;
 }
 
-/* One more plan. */
-static int add_plan(struct sluice_engine *e, plan_fn *plan, uint32_t rows, struct err *err) {
+/* Makes the next of e->plans, which the caller counts. */
+static int add_plan(struct sluice_engine *e, plan_fn *write, uint32_t rows, struct err *err) {
     const struct setup *s = &e->setup;
     uint32_t i = engine_n_plans(e);
     CHECK(i < MAX_PLANS);
-    return make_plan(e, plan, &e->plans[i], rows, s->n_seqs + s->drafts + s->n_snapshots, err);
+    return make_plan(e, write, &e->plans[i], rows, s->n_seqs + s->drafts + s->n_snapshots, err);
 }
 
-/* Steps of the draft block: a row for each of the sequences that are decoded together. */
+/* Steps of the draft block: a row for each of the sequences that are decoded together, and a spare
+ * cell for each row, of which there are setup.drafts. */
 static int make_draft_plans(struct sluice_engine *e, struct err *err) {
     uint32_t most = min_u32(e->setup.batch, e->setup.drafts);
     int status = SLUICE_OK;
@@ -236,7 +238,7 @@ static int make_plans(struct sluice_engine *e, struct err *err) {
             return status;
         CHECK(e->plans[e->n_plans]->bytes[REGION_STATE] == e->plans[0]->bytes[REGION_STATE]);
     }
-    int status = e->setup.draft_block ? make_draft_plans(e, err) : SLUICE_OK;
+    int status = e->setup.block_drafts ? make_draft_plans(e, err) : SLUICE_OK;
     return status ? status : state_layout_of(&e->state.layout, e->plans[0], &e->arena, err);
 }
 
@@ -383,7 +385,7 @@ int engine_load(struct sluice_engine *e, const struct sluice_engine_options *o, 
     if (!status)
         status = make_tables(e, err);
     if (!status)
-        status = load_weights(e->model, e->kind->uses_host_weights, e->setup.draft_block > 0, err);
+        status = load_weights(e->model, e->kind->uses_host_weights, e->setup.block_drafts > 0, err);
     if (!status)
         status = e->kind->load(
             e->backend,

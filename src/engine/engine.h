@@ -38,9 +38,9 @@ struct setup {
     uint32_t context, pages_per_seq;
     uint32_t n_pages; /* of all sequences together */
     uint32_t n_seqs, batch, prefill;
-    uint32_t outputs;     /* rows of a step that may go through the LM head, and ... */
-    uint32_t drafts;      /* ... so many drafted ones besides */
-    uint32_t draft_block; /* tokens that the draft block drafts at most; 0: it is not loaded */
+    uint32_t outputs;      /* rows of a step that may go through the LM head, and ... */
+    uint32_t drafts;       /* ... so many drafted ones besides */
+    uint32_t block_drafts; /* tokens that the draft block drafts at most; 0: it is not loaded */
     uint32_t n_snapshots, grid;
     uint64_t host_bytes, disk_bytes; /* of the tiers below the device */
     uint32_t n_host, n_disk;         /* objects that they can hold */
@@ -207,7 +207,7 @@ const float *batch_tap(const struct sluice_engine *e, const struct sluice_seq *s
 /* The drafts of the next step: as many of these tokens as there is room for, up to the first that
  * ends an answer. tokens may be NULL when n is 0. */
 void draft_set(struct sluice_seq *seq, const int32_t *tokens, size_t n);
-/* Drafts n tokens, 1 to draft_block, by the draft block, for those of the sequences that can. */
+/* Drafts n tokens, 1 to block_drafts, by the draft block, for those of the sequences that can. */
 int draft_step(struct sluice_engine *e, struct sluice_seq *const *seqs, size_t n_seqs, uint32_t n,
                struct err *err);
 

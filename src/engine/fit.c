@@ -52,8 +52,8 @@ static void find_advice(struct fit *f, const struct sluice_engine *e,
             break;
         }
     o = *options;
-    o.draft_block = 0;
-    if (e->setup.draft_block > 0 && would_fit(e, &o, f->free))
+    o.block_drafts = 0;
+    if (e->setup.block_drafts > 0 && would_fit(e, &o, f->free))
         add_advice(f, "--mtp 0");
     o = *options;
     o.batch = o.sequences = 1;

@@ -17,7 +17,7 @@ struct emit {
     const struct plan_options *options;
     struct operand x;            /* the residual (R, D) */
     struct operand angles;       /* of rotary positions, as in op_embed */
-    const struct operand *cache; /* keys and values of the next layer; NULL: STATE's next pieces */
+    const struct operand *cache; /* keys and values of the layer; NULL: see emit_cache */
     struct err *err;
 };
 
@@ -85,8 +85,10 @@ struct op project_to_residual(const struct emit *e, uint32_t layer, const char *
 /* Parts that layers share, each from norm to residual. is_gated: each query head has a gate after
  * it. */
 int emit_attention(const struct emit *e, uint32_t layer, bool is_gated);
-/* Only what later rows of the layer's attention read. */
+/* Of a layer's attention only what later rows read: no queries, and nothing for the residual. */
 int emit_keys_and_values(const struct emit *e, uint32_t layer);
+/* Keys and values of a layer: e->cache, or the next pieces of STATE. */
+void emit_cache(const struct emit *e, struct operand cache[2]);
 int emit_dense(const struct emit *e, uint32_t layer);
 int emit_experts(const struct emit *e, uint32_t layer);
 

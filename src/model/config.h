@@ -26,7 +26,7 @@ struct rope {
 struct config {
     char arch[32];
     uint32_t n_layers; /* the trunk: draft blocks are not among them */
-    uint32_t n_mtp;    /* draft blocks that the file should have */
+    uint32_t n_mtp;    /* draft blocks by the file's keys; see bind_draft */
     uint32_t hidden, ffn, context;
     uint32_t n_vocab;  /* rows of the embedding and the head */
     uint32_t n_tokens; /* of them, real tokens */

@@ -47,18 +47,20 @@ static int emit_qkv(const struct emit *e, uint32_t layer, struct operand *qkv) {
     return plan_add(e->plan, &op, e->err);
 }
 
-static void find_cache(const struct emit *e, struct operand *keys, struct operand *values) {
+void emit_cache(const struct emit *e, struct operand cache[2]) {
     const struct config *c = &e->m->config;
     const uint32_t dims[4] = {c->head_width, IO_PAGE_POSITIONS, c->kv_heads, e->options->n_pages};
-    *keys = e->cache ? e->cache[0] : plan_state(e->plan, e->options->kv_type, dims);
-    *values = e->cache ? e->cache[1] : plan_state(e->plan, e->options->kv_type, dims);
+    for (int i = 0; i < 2; i++)
+        cache[i] = e->cache ? e->cache[i] : plan_state(e->plan, e->options->kv_type, dims);
 }
 
-/* What all ATTENDs have, with keys and values in these columns of `in`. */
+/* What all ATTENDs have. Keys begin at k_column of `in`, values come after them. */
 static struct op attend_of(const struct emit *e, uint32_t layer, struct operand in,
                            uint32_t k_column) {
     const struct layer *l = &e->m->layers[layer];
     const struct config *c = &e->m->config;
+    struct operand cache[2];
+    emit_cache(e, cache);
     struct op op = {
         .kind = OP_ATTEND,
         .layer = (int32_t)layer,
@@ -75,9 +77,10 @@ static struct op attend_of(const struct emit *e, uint32_t layer, struct operand 
                    .eps = c->eps,
                    .scale = 1 / sqrtf((float)c->head_width),
                    .angles = e->angles,
+                   .keys = cache[0],
+                   .values = cache[1],
                    .pages = e->plan->pages},
     };
-    find_cache(e, &op.attend.keys, &op.attend.values);
     return op;
 }
 

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "model/arch.h"
-#include "plan/io.h"
 
 /* ---- opening ------------------------------------------------------------------------------ */
 
@@ -238,7 +237,7 @@ static int emit_tap(struct plan *plan, uint32_t number, int layer, struct operan
     return plan_add(plan, &op, err);
 }
 
-/* With the step's angles, unless it has them already. */
+/* has_angles: it also fills the step's angles, which one EMBED of a step does. */
 static int emit_embed(const struct emit *e, struct operand table, struct operand x,
                       bool has_angles) {
     struct op op = {
@@ -316,13 +315,10 @@ struct draft_state {
 };
 
 static struct draft_state draft_state_of(const struct emit *e) {
-    const struct config *c = &e->m->config;
-    const struct plan_options *o = e->options;
-    const uint32_t cache[4] = {c->head_width, IO_PAGE_POSITIONS, c->kv_heads, o->n_pages};
+    const uint32_t cells[4] = {e->m->config.hidden, e->options->n_cells};
     struct draft_state s;
-    s.cache[0] = plan_state(e->plan, o->kv_type, cache);
-    s.cache[1] = plan_state(e->plan, o->kv_type, cache);
-    s.hidden = plan_state(e->plan, DT_F32, (uint32_t[4]){c->hidden, o->n_cells});
+    emit_cache(e, s.cache);
+    s.hidden = plan_state(e->plan, DT_F32, cells);
     return s;
 }
 
@@ -377,7 +373,7 @@ static int emit_hidden(const struct emit *e, const struct draft_state *s, struct
     return plan_add(e->plan, &op, e->err);
 }
 
-/* At the end of a trunk's step: the rows' keys and values in the block, and their hidden states. */
+/* In a trunk's step: the rows' keys and values in the block, and their hidden states. */
 static int emit_draft_state(const struct emit *e, const struct draft_state *s) {
     int status = emit_draft_layer(e, s, e->x, plan_scratch(e->plan, e->m->config.hidden));
     return status ? status : emit_hidden(e, s, e->x, e->m->final_norm);

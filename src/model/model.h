@@ -29,7 +29,8 @@ struct layer {
     struct operand shared_gate, shared_up, shared_down;
 };
 
-/* The block that predicts the token after next (multi-token prediction), beside its layer. */
+/* The block that predicts the token after next (multi-token prediction); its layer is the last of
+ * `layers`. */
 struct draft_block {
     struct operand join;                   /* (D, 2 * D); n_dims 0: the model has no draft block */
     struct operand embed_norm, state_norm; /* (D) f32: of the embedding, of the hidden state */
@@ -83,7 +84,8 @@ int model_load(struct model *m, struct err *err);
 /* The same for backends that keep weights elsewhere: of a synthetic model the first
  * weights->synthetic bytes are left out, which such a backend makes itself. */
 int model_map(struct model *m, struct err *err);
-/* After it the weights of the draft block that the files have in another form, zero before. */
+/* After either, for engines that use the draft block: fills in those of its weights that are not in
+ * the files as they are. Until then they are zero. */
 int model_load_draft(struct model *m, struct err *err);
 
 /* A whole step of the model for these options. Taps: none, one after the final norm, or that one

@@ -33,8 +33,8 @@ struct weights {
     uint64_t *file_at;
     struct made_weight *made;
     uint32_t n_made, capacity;
-    bool is_draft;       /* weights_make makes those of the draft block */
-    bool has_draft;      /* they are filled */
+    bool is_draft;       /* what weights_make adds from here on is of the draft block */
+    bool has_draft;      /* that part of the tail is filled */
     uint64_t file_bytes; /* where the tail begins */
     uint64_t synthetic;  /* the first so many bytes are in no file: zero until they are generated */
     uint64_t bytes;      /* of the whole region */
@@ -44,9 +44,9 @@ struct weights {
 
 int weights_new(struct weights **out, const struct filemap *files, uint32_t n_files,
                 struct err *err);
-/* Reserves the span, maps the files into it and fills the tail, but for what is_draft. */
+/* Reserves the span, maps the files into it and fills the tail but for the draft block's part. */
 int weights_map(struct weights *w, struct err *err);
-/* The rest of the tail, once mapped; does nothing if it is there. */
+/* Fills the rest of the tail, once mapped; does nothing the second time. */
 int weights_fill_draft(struct weights *w, struct err *err);
 void weights_unmap(struct weights *w); /* what is mapped, if anything */
 /* Bytes from the start whose pages may be dropped, since the files still have them; known before

@@ -59,8 +59,8 @@ uint64_t plans_bytes(struct plan *const *plans, uint32_t n_plans, enum region re
 uint64_t plans_copied_io(struct plan *const *plans, uint32_t n_plans);
 /* The PICK that reads the logits of op `head`, an LM head; NULL: none. */
 const struct op *plan_pick_of(const struct plan *plan, uint32_t head);
-/* Decode plans, in which most rows may be outputs, and those of a draft block: those of several
- * steps that end with PICK. */
+/* Whether there are bursts of it: of decode plans, in which most rows may be outputs, and of those
+ * of a draft block that drafts more than one token. */
 bool plan_wants_burst(const struct plan *plan);
 uint32_t plan_burst_steps(const struct plan *plan); /* at most IO_BURST */
 /* "op 17 (mix in of layer 3)"; op n_ops is the step's end. */

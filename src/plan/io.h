@@ -9,8 +9,8 @@
  * after that row is stored, IO_NO_CELL: nowhere. The last row of a segment always stores. It may
  * store to the cell that its segment began with (a state that is updated in place, as in most
  * steps) or to another, which leaves the first one as it was: a snapshot. A segment of one row is
- * in place, but in plans of a draft block (JOIN without x), which have no other state than
- * HIDDEN's. Rows before the last store to cells that nothing else uses in this step.
+ * in place, except in a draft block's plans (JOIN without x), where HIDDEN alone stores state. Rows
+ * before the last store to cells that nothing else uses in this step.
  *
  * The last rows of a segment may hold drafts: guesses of the tokens that come next. They and the
  * row before them are all outputs that want a token. A drafted row is kept if the row before it is
@@ -23,7 +23,7 @@
 
 enum {
     IO_PAGE_POSITIONS = 256, /* positions of a page of the KV cache */
-    IO_BURST = 8,            /* steps of a burst, at most: each sequence goes on from its tokens */
+    IO_BURST = 8,            /* most steps of a burst; sequences go on from their own tokens */
     IO_MAX_ENDS = 5,         /* tokens that end an answer */
 };
 

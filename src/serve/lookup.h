@@ -26,7 +26,7 @@ struct lookup {
     uint32_t n;         /* tokens that are in the index */
     int32_t guess[LOOKUP_MAX]; /* of the tokens after the first guess_at */
     uint32_t n_guess, guess_at;
-    struct guess_record record;
+    struct guess_record record; /* of guesses in this text */
 };
 
 /* For a text of at most so many tokens; a multiple of 4. */

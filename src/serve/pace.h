@@ -32,8 +32,8 @@ double pace_draft_seconds(const struct pace *p, uint32_t n_seqs);
 /* What is known of a source of guesses. Begin with {.rightness = 0.5f}. */
 struct guess_record {
     float rightness;     /* share of guesses that were right, a moving average */
-    uint32_t n_declined; /* guesses in a row that were not worth a draft, */
-    uint32_t n_taken;    /* or were: until what a step without takes is out of date */
+    uint32_t n_declined; /* guesses in a row that were not drafted; then one is, to learn of it */
+    uint32_t n_taken;    /* guesses in a row that were; then one is not, to time a step without */
 };
 
 /* Of a guess of n tokens the first `right` were right, and the next was not, if there was one. */
@@ -46,9 +46,8 @@ struct pace_step {
 };
 
 /* How many tokens of a guess, of which there are `max` for each of n_seqs sequences, to draft: as
- * many as give the most tokens per second; none while it is not known how long the step takes
- * without. seconds_each: what it takes to guess a token, for all of them. They are added to the
- * step. */
+ * many as give the most tokens per second; none while it is not known how long a step without them
+ * takes. seconds_each: what it takes to guess one for every sequence. The step gets their rows. */
 uint32_t pace_choose(const struct pace *p, struct pace_step *step, struct guess_record *r,
                      uint32_t n_seqs, uint32_t max, double seconds_each);
 

@@ -50,7 +50,7 @@ struct answer {
     bool has_mask;        /* it got a mask, not the permission for any token */
     struct lookup lookup; /* where its request has them */
     uint32_t n_drafted;   /* tokens for the next step ... */
-    bool is_block;        /* ... by the model's draft block */
+    bool is_by_block;     /* ... by the model's draft block */
     uint32_t n_found;     /* tokens that its sequence had, processed, when it was opened */
     bool is_stem;    /* it processes the prompt but for the last token, then others fork from it */
     bool is_cold;    /* it starts without what the engine has cached */
@@ -61,7 +61,7 @@ struct answer {
     struct sched_report report;
 };
 
-enum { BLOCK_DRAFTS = 8 }; /* at most that many by the model's draft block */
+enum { BLOCK_DRAFTS = 8 }; /* most tokens that the model's draft block drafts for an answer */
 
 struct list {
     struct answer *first, *last;
@@ -86,12 +86,12 @@ struct sched {
     uint32_t n_cancelled; /* requests that are marked */
     uint32_t n_suspects;
     uint64_t next_age, next_serial;
-    uint32_t drafts;      /* maximum per step; 0: none */
-    uint32_t draft_block; /* maximum for one answer by the model's own block; 0: it has none */
-    bool has_lookup;
-    sluice_seq **seqs;         /* (n_sequences) scratch */
+    uint32_t drafts;       /* maximum per step; 0: none */
+    uint32_t block_drafts; /* maximum for one answer by the model's own block; 0: it is not used */
+    bool has_lookup;       /* drafts come from the text, too */
+    sluice_seq **seqs;     /* (n_sequences) scratch */
     struct guess_record block; /* how often its drafts were right, in all answers */
-    double draft_seconds;      /* what the next step's took */
+    double draft_seconds;      /* that the block took for the next step's drafts */
     struct pace pace;
     struct pace_step step; /* the next one */
     bool is_paced;         /* it has no rows of prompts */
@@ -162,7 +162,7 @@ int sched_open(struct sched **out, const sluice_model *model, sluice_engine *eng
         .burst_seconds = options->burst_seconds,
         .has_no_reuse = options->has_no_reuse,
         .drafts = choice.drafts,
-        .draft_block = min_u32(choice.draft_block, BLOCK_DRAFTS),
+        .block_drafts = min_u32(choice.block_drafts, BLOCK_DRAFTS),
         .has_lookup = !options->has_no_lookup,
         .block.rightness = 0.5f,
         .next_serial = 1,
@@ -397,7 +397,7 @@ static bool copy_request(const struct sched *s, struct request *r, const struct 
     size_t bias_bytes = q->sampling.n_biases * sizeof *q->sampling.biases;
     size_t end_bytes = q->n_ends * sizeof *q->ends;
     size_t token_bytes = answers * n_tokens * sizeof(int32_t);
-    bool has_lookups = s->drafts && (s->has_lookup || s->draft_block) && !q->wants_logits &&
+    bool has_lookups = s->drafts && (s->has_lookup || s->block_drafts) && !q->wants_logits &&
                        !q->reads && !q->on_mask;
     size_t lookup = has_lookups ? answers * lookup_bytes((uint32_t)n_tokens) : 0;
     char *at = malloc(hash_bytes + bias_bytes + end_bytes + token_bytes + lookup);
@@ -768,17 +768,17 @@ static uint32_t max_drafts(const struct answer *a, uint32_t max) {
 }
 
 /* Drafts what followed its newest tokens before; at most `max` tokens. Where the model's own block
- * is right more often, it guesses instead. */
+ * is right more often, nothing: draft_by_block follows. Returns how many. */
 static uint32_t draft_by_lookup(struct sched *s, struct answer *a, uint32_t max) {
     uint32_t n = 0;
     if (s->has_lookup && a->request->lookups &&
         lookup_guess(&a->lookup, a->tokens, a->n, max_drafts(a, max)) &&
-        (s->draft_block == 0 || a->lookup.record.rightness >= s->block.rightness))
+        (s->block_drafts == 0 || a->lookup.record.rightness >= s->block.rightness))
         n = pace_choose(&s->pace, &s->step, &a->lookup.record, 1, a->lookup.n_guess, 0);
     if ((n || a->n_drafted) && sluice_seq_draft(a->seq, a->lookup.guess, n))
         n = 0;
     a->n_drafted = n;
-    a->is_block = false;
+    a->is_by_block = false;
     return n;
 }
 
@@ -788,7 +788,7 @@ static void take_drafts(struct answer *a) {
     int32_t kept[BLOCK_DRAFTS];
     uint32_t n;
     sluice_seq_drafts(a->seq, &tokens, &n);
-    a->is_block = n > 0;
+    a->is_by_block = n > 0;
     a->n_drafted = max_drafts(a, min_u32(n, BLOCK_DRAFTS));
     if (a->n_drafted == n)
         return;
@@ -808,7 +808,7 @@ static void draft_by_block(struct sched *s, uint32_t drafts_left) {
     for (struct answer *a = s->running.first; a; a = a->next)
         if (may_use_block(a))
             s->seqs[n_seqs++] = a->seq;
-    uint32_t max = n_seqs ? min_u32(s->draft_block, drafts_left / n_seqs) : 0;
+    uint32_t max = n_seqs ? min_u32(s->block_drafts, drafts_left / n_seqs) : 0;
     uint32_t n = max ? pace_choose(&s->pace, &s->step, &s->block, n_seqs, max,
                                    pace_draft_seconds(&s->pace, n_seqs))
                      : 0;
@@ -845,7 +845,7 @@ static void draft(struct sched *s) {
     for (struct answer *a = s->running.first; a && s->is_paced && drafts_left; a = a->next)
         if (waiting_of(a) == 1)
             drafts_left -= draft_by_lookup(s, a, drafts_left);
-    if (s->is_paced && s->draft_block && drafts_left)
+    if (s->is_paced && s->block_drafts && drafts_left)
         draft_by_block(s, drafts_left);
 }
 
@@ -936,7 +936,7 @@ static void drop_rest(struct sched *s, struct answer *a) {
 /* Of a step that fed so many tokens. */
 static void count_drafts(struct sched *s, struct answer *a, uint32_t n_fed) {
     uint32_t n_kept = a->n_drafted ? n_fed : 0;
-    if (a->is_block)
+    if (a->is_by_block)
         pace_learn(&s->block, n_kept, a->n_drafted);
     a->report.n_drafted += a->n_drafted;
     a->report.n_kept += n_kept;

@@ -60,4 +60,5 @@ TEST(device_draft_block_gives_the_tokens_of_a_run_without) {
 
 TEST(device_draft_block_of_forks) {
     block_compare_forks(rig_name(), test_data("mtp/qwen35-mtp/model-q8_0.gguf"));
+    block_compare_cancelled(rig_name(), test_data("mtp/qwen35-mtp/model-q8_0.gguf"));
 }

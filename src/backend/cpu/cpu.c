@@ -159,8 +159,8 @@ static void list_op(struct backend *b, const struct op *op) {
     }
 }
 
-/* Lists what will be packed. Plans share weights: steps of one model all of them, those of its
- * draft block some. */
+/* Lists what will be packed. The trunk's plans share all weights; those of a draft block have some
+ * of their own. */
 static int list_packed(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                        struct err *err) {
     uint64_t n_ops = 0;
@@ -444,10 +444,10 @@ static bool ranks(const struct plan *plan, uint32_t i) {
 
 /* The same, or a PICK of such logits. */
 static bool is_ranked(const struct plan *plan, uint32_t i) {
-    bool is = ranks(plan, i);
     for (uint32_t k = 0; k < i && plan->ops[i].kind == OP_PICK; k++)
-        is |= ranks(plan, k) && plan_pick_of(plan, k) == &plan->ops[i];
-    return is;
+        if (ranks(plan, k) && plan_pick_of(plan, k) == &plan->ops[i])
+            return true;
+    return ranks(plan, i);
 }
 
 static int record(struct backend *b, uint32_t number, const struct plan *plan, float *taps,
@@ -465,7 +465,8 @@ static int record(struct backend *b, uint32_t number, const struct plan *plan, f
         CHECK(!ranks(plan, i) || RANK_BLOCK % c->weights[0].kernel->tile_rows == 0);
         if (c->op->kind != OP_DELTA)
             continue;
-        /* All plans have the same ops: the first plan's taps serve every one. */
+        /* Plans of the trunk have the same ops, those of a draft block no DELTA: the first plan's
+         * taps serve every one. */
         const struct op_delta *d = &c->op->delta;
         c->taps = number ? b->recordings[0].ops[i].taps : turn_taps(b, d, taps);
         taps += taps_of(d);

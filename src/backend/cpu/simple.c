@@ -43,8 +43,7 @@ void cpu_tap(struct cpu_step *s) {
     }
 }
 
-/* The normed half of a row comes after the embedding's. What earlier rows of the segment leave is
- * normed twice: once as the trunk's head has it, once for this block. */
+/* The row before is normed twice: to its hidden state, as HIDDEN stores it, and that once more. */
 void cpu_join(struct cpu_step *s) {
     const struct op_join *j = &s->op->op->join;
     struct share share = share_of(s, s->io->n_rows, 1);

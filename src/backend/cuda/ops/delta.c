@@ -80,15 +80,15 @@ static void note_log(struct recorder *r, bool has_log) {
     r->into->reads_states |= !has_log;
 }
 
-/* Shapes of delta_decode_full and delta_few. */
+/* Shapes of delta_decode_full and delta_few; p->decode_tiling is set. */
 static bool has_full_shape(const struct delta_params *p) {
     return p->is_state_vec4 && p->key_width == 128 && p->conv_width == 4 &&
            p->value_width % (DELTA_WARPS * p->decode_tiling.columns) == 0 &&
            (uintptr_t)p->conv_weights % 16 == 0;
 }
 
-/* False: the plan is not for delta_few, or it is counted, with the kernels of its steps whose
- * segments all have one row. */
+/* False: record_batch has to follow. It does for plans that are not for delta_few, and while memory
+ * is counted, as steps whose segments all have one row still use its kernels. */
 static bool record_few(struct recorder *r, const struct op_delta *d, int *status) {
     static const char *const KERNELS[3] = {"delta_few_1_128", "delta_few_2_128", "delta_few_4_128"};
     struct delta_params p = params_of(r, d);

@@ -11,7 +11,7 @@ static bool is_float(uint32_t type) {
 /* A step's first op is an EMBED, and brings IO to the device. In the later steps of a burst IO is
  * there already. There the kernel is no programmatic dependent but waits for the whole step before:
  * kernels may read STATE before their pdl_wait, and that step writes it. A later EMBED of a step
- * (of a draft block) opens rows and nothing else. */
+ * (of a draft block) reads rows of its table and nothing else. */
 int record_embed(struct recorder *r, const struct op *op) {
     const struct op_embed *e = &op->embed;
     const struct operand *pages = &r->plan->pages;

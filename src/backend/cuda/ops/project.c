@@ -67,7 +67,7 @@ const char *project_set_name(uint32_t set) {
     return "all";
 }
 
-/* Where the block has no other types than the trunk it shares the trunk's kernel. */
+/* Where the draft block has no other types than the trunk it shares the trunk's kernel. */
 void project_survey(struct recorder *r) {
     uint32_t set[2] = {0, 0};
     r->products = (struct plan_products){.draft_from = r->plan->n_ops};
@@ -100,8 +100,8 @@ uint32_t project_all_types(const struct recorder *r) {
 
 /* The set of the kernel of one row, or two of K-quants. Instructions that the previous kernel has
  * not run come from memory: so all products of the trunk have one kernel, that of all their types,
- * as have those of a draft block, if there is one, and it has this product's types and kind of
- * pipeline, and of activations: those of BF16 and F16 are split. (The LM head's need not be among
+ * if there is one, and it has this product's types and kind of pipeline, and of activations: those
+ * of BF16 and F16 are split. So have all of a draft block. (The LM head's types need not be among
  * them.) Measured: README, rule 5. With experts between the products it gains nothing. */
 static uint32_t shared_set(const struct recorder *r, uint32_t set) {
     uint32_t all = project_all_types(r);
