@@ -96,7 +96,6 @@ struct drafting {
     struct lookup lookup;
     struct guess_record block;
     struct pace pace;
-    double seconds; /* that the block took for the next step */
 };
 
 static void drafting_open(struct drafting *d, const struct generate *g) {
@@ -137,8 +136,7 @@ static uint32_t draft_by_block(struct drafting *d, struct generate *g, uint32_t 
         step->rows = 1;
         return 0;
     }
-    d->seconds = seconds_now() - started;
-    pace_note_draft(&d->pace, 1, n, d->seconds);
+    pace_note_draft(&d->pace, 1, n, seconds_now() - started);
     sluice_seq_drafts(g->seq, NULL, &n);
     step->rows = 1 + n;
     return n;
@@ -149,7 +147,6 @@ static uint32_t draft(struct drafting *d, struct generate *g, uint32_t *by_block
     struct pace_step step = {1, 1};
     size_t left = g->max_tokens - g->n_new - 1;
     uint32_t max = left < d->max_drafts ? (uint32_t)left : d->max_drafts;
-    d->seconds = 0;
     *by_block = 0;
     if (!draft_by_lookup(d, g, max, &step) && d->block_drafts && max)
         *by_block = draft_by_block(d, g, max < d->block_drafts ? max : d->block_drafts, &step);

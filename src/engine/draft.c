@@ -4,8 +4,8 @@
  * hidden state in the sequence's cell. It picks a token, and stores its own hidden state to a spare
  * cell, from which the next step continues with that token.
  * (1) Nothing of the sequence changes but its drafts: keys and values of the block at positions
- * from `length` on are overwritten by the step that processes these tokens. (2) Pages that the
- * drafts needed are given back. The next step takes them again, if it can. */
+ *     from `length` on are overwritten by the step that processes these tokens.
+ * (2) Pages that the drafts needed are given back. The next step takes them again, if it can. */
 #include <string.h>
 
 #include "base/size.h"

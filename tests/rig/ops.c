@@ -249,6 +249,14 @@ void *read_state(struct rig *r) {
     return state;
 }
 
+bool has_same_state(struct rig *a, struct rig *b) {
+    void *states[] = {read_state(a), read_state(b)};
+    bool is_same = memcmp(states[0], states[1], a->plan->bytes[REGION_STATE]) == 0;
+    free(states[0]);
+    free(states[1]);
+    return is_same;
+}
+
 /* A row's bits are its own: alone in a plan of one row, or among other sequences, as many as there
  * is room for or fewer; every third step the last of them has all rows that are left. Where there
  * is more room than sequences, every other one has several rows. */
@@ -285,14 +293,10 @@ void check_delta_rows(const struct delta_case *c, uint64_t seed) {
                               "%u value heads, step %u: row %u of %u has other bits alone",
                               c->value_heads, step, row, c->rows);
     }
-    if (is_open && one.plan->bytes[REGION_STATE] == many.plan->bytes[REGION_STATE]) {
-        void *a = read_state(&one), *b = read_state(&many);
-        if (memcmp(a, b, one.plan->bytes[REGION_STATE]) != 0)
-            test_fail(__FILE__, __LINE__, "%u value heads, %u rows: STATE has other bits alone",
-                      c->value_heads, c->rows);
-        free(a);
-        free(b);
-    }
+    if (is_open && one.plan->bytes[REGION_STATE] == many.plan->bytes[REGION_STATE] &&
+        !has_same_state(&one, &many))
+        test_fail(__FILE__, __LINE__, "%u value heads, %u rows: STATE has other bits alone",
+                  c->value_heads, c->rows);
     rig_end(&one);
     rig_end(&many);
 }

@@ -72,6 +72,8 @@ double state_distance(struct rig *r);
 /* Steps of up to three sequences, each with a run of its own length, and STATE after them. */
 void check_delta(const struct delta_case *c, uint64_t seed);
 void *read_state(struct rig *r);
+/* Whether both devices' STATE, of one size, has the same bits. */
+bool has_same_state(struct rig *a, struct rig *b);
 /* A row's bits are its own: alone in a plan of one row, or among other sequences, as many as there
  * is room for or fewer; every third step the last of them has all rows that are left. Where there
  * is more room than sequences, every other one has several rows. */
