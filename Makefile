@@ -79,7 +79,6 @@ CUDA       ?= $(if $(NVCC),1,0)
 CUDA_ARCHS ?= arch=compute_90,code=[sm_90,compute_90] arch=compute_80,code=compute_80
 ifeq ($(CUDA),1)
 CUDA_HOME  ?= $(abspath $(dir $(realpath $(NVCC)))/..)
-CPPFLAGS   += -DSLUICE_CUDA
 endif
 
 # Vulkan is compiled in where glslc and the headers are found (VULKAN=0: not even then); the loader is found at run time. Shaders are
@@ -89,7 +88,6 @@ VULKAN_HEADER := $(if $(CROSS),,$(wildcard /usr/include/vulkan/vulkan.h /usr/loc
 VULKAN        ?= $(if $(GLSLC),$(if $(VULKAN_HEADER),1,0),0)
 SHADER_DIR    := src/backend/vulkan/shaders
 ifeq ($(VULKAN),1)
-CPPFLAGS      += -DSLUICE_VULKAN
 SHADERS       := $(shell bash tools/shaders.sh list | cut -d ' ' -f 1)
 SPIRV         := $(SHADERS:%=build/vulkan/%.spv)
 endif
@@ -135,7 +133,7 @@ $(STAMPS)/%: tools/setup.sh
 
 # ---- the program and the library --------------------------------------------------------------
 
-$(B)/obj/%.o: %.c | $(NEEDS)
+$(B)/obj/%.o: %.c | $(NEEDS) $(B)/built_with.h
 	@mkdir -p $(@D)
 	$(call say,CC,$@)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
@@ -230,6 +228,14 @@ $(B)/version.h: FORCE | $(NEEDS)
 FORCE:
 $(call objects,src/base/err.c): $(B)/version.h
 
+# What is compiled in. Like the version's the header changes only when that does: a compiler that is
+# installed later, or CUDA=0, rebuilds what depends on it.
+FEATURES := $(if $(filter 1,$(CUDA)),SLUICE_CUDA) $(if $(filter 1,$(VULKAN)),SLUICE_VULKAN) $(if $(filter 1,$(SERVER)),SLUICE_SERVER)
+$(B)/built_with.h: FORCE | $(NEEDS)
+	@mkdir -p $(@D)
+	@for f in $(FEATURES); do echo "#define $$f 1"; done | cmp -s - $@ || \
+	for f in $(FEATURES); do echo "#define $$f 1"; done > $@
+
 $(B)/libsluice.a: $(LIBRARY_OBJECTS)
 	$(call say,AR,$@)
 	$(Q)rm -f $@
@@ -259,7 +265,6 @@ $(B)/obj/no_tls.o: $(B)/no_tls.c
 
 # The page is part of the program.
 $(call objects,src/serve/http/page.c): $(wildcard src/serve/http/page/*)
-$(call objects,src/cmd/serve.c): CPPFLAGS += $(if $(filter 1,$(SERVER)),-DSLUICE_SERVER)
 
 # The shipped model tells a story.
 run: $(B)/sluice
@@ -334,7 +339,7 @@ $(B)/generate: examples/generate.c $(B)/libsluice.a
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $^ $(LIBS) -o $@
 
 # All verbs in one process, for leak detection.
-$(B)/obj/every_verb_main.o: src/cmd/main.c | $(NEEDS)
+$(B)/obj/every_verb_main.o: src/cmd/main.c | $(NEEDS) $(B)/built_with.h
 	$(call say,CC,$@)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -Wno-missing-prototypes -Dmain=sluice_main -MMD -MP -c $< -o $@
 $(B)/every_verb: $(call objects,tests/leaks/every_verb.c $(filter-out src/cmd/main.c,$(PROGRAM))) \
@@ -425,7 +430,7 @@ clean:
 	rm -rf build
 
 .PHONY: all no-cuda no-vulkan help run smollm2 qwen2.5-coder install uninstall test test-binaries where replays test-all test-cuda test-vulkan asan fuzz fuzzers bench format lint clean FORCE
-.SECONDARY:
+.SECONDARY: $(patsubst %,$(B)/obj/tests/fuzz/fuzz_%.o,$(FUZZERS))
 
 -include $(FATBINS:.fatbin=.d)
 -include $(SPIRV:.spv=.d)

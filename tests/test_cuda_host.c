@@ -1,5 +1,6 @@
 /* test_cuda_host.c - the CUDA backend's host side on machines without a GPU: where weights go and
  * which kernels a plan becomes, for models of true size. Nothing is launched. */
+#include "built_with.h"
 #ifdef SLUICE_CUDA
 #include "backend/cuda/host/cuda.h"
 #include "backend/cuda/host/fatbins.h"

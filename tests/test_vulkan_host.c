@@ -1,5 +1,6 @@
 /* test_vulkan_host.c - the Vulkan backend's host side without a device: which dispatches need a
  * barrier between them, and the cache of pipelines on disk. */
+#include "built_with.h"
 #ifdef SLUICE_VULKAN
 #include <unistd.h>
 

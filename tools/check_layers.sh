@@ -23,7 +23,7 @@ while IFS=: read -r file line include; do
     module=${module%%/*}
     target=$(sed -E 's/^[[:space:]]*#[[:space:]]*include[[:space:]]*"([^"]*)".*/\1/' <<<"$include")
     case $target in
-        sluice.h | version.h) continue ;;
+        sluice.h | version.h | built_with.h) continue ;;
     esac
     to=${target%%/*}
     if [ -z "${may[$module]+known}" ]; then

@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 
 #include "base/err.h"
+#include "built_with.h"
 #include "plan/build.h"
 
 struct backend_options {

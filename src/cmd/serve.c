@@ -1,4 +1,5 @@
 /* serve.c - the verb serve: a server for existing clients. */
+#include "built_with.h"
 #ifndef SLUICE_SERVER
 
 #include "cmd/cmd.h"
