@@ -397,6 +397,59 @@ static void block_compare_forks(const char *backend, const char *path) {
     block_close(&r);
 }
 
+/* What an engine that drafts from the first tokens drafts, beside one that does from all: the same
+ * where that is one of these. A text of others makes it draft from all. Returns how many were
+ * drafted from the first ones. */
+static uint32_t block_compare_first(const struct block_rig *all, const struct block_rig *r,
+                                    const int32_t *text, uint32_t n) {
+    sluice_seq *seqs[2] = {block_open_greedy(all), block_open_greedy(r)};
+    const struct block_rig *rigs[2] = {all, r};
+    uint32_t n_first = 0;
+    for (uint32_t i = 0; i < n && !test_has_failed(); i++) {
+        int32_t found[2];
+        for (int k = 0; k < 2; k++) {
+            const int32_t *drafts;
+            uint32_t n_drafts;
+            BLOCK_OK(rigs[k], sluice_seq_feed(seqs[k], &text[i], 1));
+            BLOCK_OK(rigs[k], sluice_engine_draft(rigs[k]->engine, &seqs[k], 1, 1));
+            sluice_seq_drafts(seqs[k], &drafts, &n_drafts);
+            found[k] = n_drafts ? drafts[0] : -1;
+            BLOCK_OK(rigs[k], sluice_seq_draft(seqs[k], NULL, 0));
+        }
+        const sluice_engine *e = r->engine;
+        uint32_t n_vocab = e->plans[e->last_plan]->n_vocab;
+        bool is_first = n_vocab == e->setup.block_vocab;
+        n_first += is_first;
+        EXPECT(is_first || n_vocab == (uint32_t)r->facts.n_logits);
+        EXPECT(found[1] < (int32_t)n_vocab);
+        if (found[0] >= 0 && found[0] < (int32_t)n_vocab) /* -1: an end token */
+            EXPECT_INT(found[1], found[0]);
+        for (int k = 0; k < 2; k++)
+            BLOCK_OK(rigs[k], sluice_engine_step(rigs[k]->engine, NULL));
+    }
+    sluice_seq_close(seqs[0]);
+    sluice_seq_close(seqs[1]);
+    return n_first;
+}
+
+static void block_compare_vocab(const char *backend, const char *path) {
+    enum { N = 60, RARE = 12 }; /* the last ones of a text */
+    struct sluice_engine_options o = block_options(backend, 1);
+    struct block_rig all, r;
+    int32_t text[N];
+    bool is_open = block_open(&all, path, o);
+    int32_t n_first = all.facts.n_tokens / 2;
+    o.block_vocab = (uint32_t)n_first;
+    if (is_open && block_open(&r, path, o)) {
+        EXPECT_INT(all.engine->setup.block_vocab, 0);
+        for (int i = 0; i < N; i++)
+            text[i] = i * 37 % n_first + (i < N - RARE ? 0 : n_first);
+        EXPECT_INT(block_compare_first(&all, &r, text, N), N - RARE + 3); /* 3 of 51 are few */
+        block_close(&r);
+    }
+    block_close(&all);
+}
+
 /* A cancellation is reported, once, and the drafts of a later call are as ever. */
 static void block_compare_cancelled(const char *backend, const char *path) {
     struct block_rig r;

@@ -35,6 +35,12 @@ TEST(draft_block_of_forks) {
     block_compare_forks("cpu", test_data("mtp/qwen35-mtp/model-f32.gguf"));
 }
 
+TEST(draft_block_drafts_from_the_first_tokens) {
+    block_compare_vocab("cpu", test_data("mtp/qwen35-mtp/model-f32.gguf"));
+    block_compare_vocab("cpu", test_data("mtp/qwen35moe-mtp/model-f32.gguf"));
+    block_compare_vocab("cpu", test_data("mtp/stories.gguf"));
+}
+
 /* The trunk does not need the block: a damaged one is an error only where it is to draft. */
 TEST(draft_block_that_is_damaged) {
     struct random_model m = random_tiny("qwen35");

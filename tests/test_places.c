@@ -8,8 +8,9 @@ struct place {
 };
 
 static struct place place_at(uint64_t offset, uint32_t rows, int number) {
-    return (struct place){.operand = {.offset = offset, .dims = {64, rows, 1, 1}},
-                          .number = number};
+    return (struct place){
+        .operand = {.offset = offset, .dims = {64, rows, 1, 1}, .n_dims = rows > 1 ? 2 : 1},
+        .number = number};
 }
 
 TEST(places_keep_the_first_of_a_weight) {
@@ -27,8 +28,13 @@ TEST(places_keep_the_first_of_a_weight) {
         const struct place *p = places_find(list, n, sizeof *list, &before[i].operand);
         EXPECT_INT(p->number, found[i]);
     }
-    const struct operand other = place_at(512, 3, 0).operand;
-    EXPECT(places_look_up(list, n, sizeof *list, &before[0].operand) != NULL);
+    const struct operand taller = place_at(512, 5, 0).operand, later = place_at(513, 4, 0).operand;
+    struct operand other = place_at(512, 3, 0).operand;
+    const struct place *whole = places_look_up(list, n, sizeof *list, &other);
+    EXPECT(whole && whole->number == 0); /* its first rows */
+    EXPECT(places_look_up(list, n, sizeof *list, &taller) == NULL);
+    EXPECT(places_look_up(list, n, sizeof *list, &later) == NULL);
+    other.dims[0] = 32;
     EXPECT(places_look_up(list, n, sizeof *list, &other) == NULL);
     EXPECT(places_look_up(NULL, 0, sizeof *list, &other) == NULL);
     EXPECT_INT(places_sort(list, 0, sizeof *list), 0);

@@ -6,8 +6,8 @@
 
 #include "base/err.h"
 
-/* By offset, then by shape: a tied embedding table and LM head are one weight, but a matrix and its
- * first row are two. */
+/* By offset, then by shape: a tied embedding table and LM head are one weight, but a matrix and a
+ * vector that is its first row are two. */
 static int compare(const void *a, const void *b) {
     const struct operand *x = a, *y = b;
     return x->offset != y->offset ? (x->offset < y->offset ? -1 : 1)
@@ -28,9 +28,39 @@ uint32_t places_sort(void *table, uint32_t n, size_t size) {
     return kept;
 }
 
+/* Whether these are the first rows of a matrix at the same offset. */
+static bool are_first_rows(const struct operand *o, const struct operand *whole) {
+    return o->n_dims == 2 && whole->n_dims == 2 && o->dims[0] == whole->dims[0] &&
+           o->dims[1] < whole->dims[1];
+}
+
+/* The first element at this offset or a later one. */
+static uint32_t find_offset(const char *table, uint32_t n, size_t size, uint64_t offset) {
+    uint32_t low = 0, high = n;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        const struct operand *o = (const void *)(table + middle * size);
+        if (o->offset < offset)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 const void *places_look_up(const void *table, uint32_t n, size_t size,
                            const struct operand *weight) {
-    return n ? bsearch(weight, table, n, size, compare) : NULL;
+    const void *found = NULL;
+    for (uint32_t i = find_offset(table, n, size, weight->offset); i < n; i++) {
+        const struct operand *o = (const void *)((const char *)table + i * size);
+        if (o->offset != weight->offset)
+            break;
+        if (compare(o, weight) == 0)
+            return o;
+        if (are_first_rows(weight, o))
+            found = o;
+    }
+    return found;
 }
 
 const void *places_find(const void *table, uint32_t n, size_t size, const struct operand *weight) {

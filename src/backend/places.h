@@ -11,7 +11,8 @@
  * those for the same weight. Returns how many are left. */
 uint32_t places_sort(void *table, uint32_t n, size_t size);
 
-/* The element of a weight; NULL: it is not there. */
+/* The element of a weight, or of a matrix whose first rows it is; NULL: there is none. So plans
+ * that read a matrix in part come after those that read all of it. */
 const void *places_look_up(const void *table, uint32_t n, size_t size,
                            const struct operand *weight);
 /* The same of one that must be there. */

@@ -20,8 +20,9 @@
 #include "cmd/cmd.h"
 #include "cmd/open.h"
 #include "cmd/progress.h"
+#include "model/synth.h"
 
-enum { MAX_REPEATS = 100 };
+enum { MAX_REPEATS = 100, COMMON_TOKENS = 50000 }; /* the latter: such as texts consist of */
 
 struct bench {
     struct common common;
@@ -143,6 +144,7 @@ static int time_drafts(struct bench *b, struct bench_drafts *drafts) {
                                   .seqs = seqs,
                                   .n_seqs = (uint32_t)batch,
                                   .n_drafts = (uint32_t)n,
+                                  .n_common = synth_is(b->common.model) ? COMMON_TOKENS : 0,
                                   .n_passes = max_u32((uint32_t)(b->n_new / (n + 1)), 1)};
         if (!exit)
             exit = bench_drafts(&drafts[n - 1]);
@@ -286,10 +288,11 @@ static int make_prompt(struct bench *b) {
     size_t n = (size_t)(b->depth > b->n_prompt ? b->depth : b->n_prompt) + 2;
     uint64_t x = 1;
     sluice_model_facts(b->model, &facts);
+    int32_t n_tokens = facts.n_tokens < COMMON_TOKENS ? facts.n_tokens : COMMON_TOKENS;
     b->prompt = malloc(n * sizeof *b->prompt);
     for (size_t i = 0; b->prompt && i < n; i++) {
         x = x * 6364136223846793005u + 1442695040888963407u;
-        b->prompt[i] = (int32_t)((x >> 33) % (uint64_t)facts.n_tokens);
+        b->prompt[i] = (int32_t)((x >> 33) % (uint64_t)n_tokens);
     }
     return b->prompt ? 0 : complain(EXIT_WORLD, "out of memory for a prompt");
 }

@@ -1,7 +1,9 @@
 /* bench_drafts.c - what drafts by the model's own block take, and the step that verifies them.
  *
  * How many are right depends on model and text, and a synthetic model's are right by accident
- * alone. So times are measured, and rates computed for a given chance. */
+ * alone. So times are measured, and rates computed for a given chance. Its tokens are no text,
+ * either: any of the vocabulary. They are replaced by such as texts consist of, since what a draft
+ * reads of the LM head follows from them (block_vocab in sluice.h). */
 #include "cmd/bench_drafts.h"
 
 #include <stdlib.h>
@@ -21,6 +23,7 @@ static int pass(struct bench_drafts *b, double *draft, double *step) {
     *step = seconds_now() - drafted;
     for (uint32_t i = 0; i < b->n_seqs; i++) {
         int32_t token = sluice_seq_token(b->seqs[i]);
+        token = b->n_common ? token % b->n_common : token;
         if (sluice_seq_feed(b->seqs[i], &token, 1))
             return fail_engine(b->engine);
     }

@@ -10,6 +10,7 @@ struct bench_drafts {
     uint32_t n_seqs;
     uint32_t n_drafts; /* for each, in every pass */
     uint32_t n_passes;
+    int32_t n_common; /* tokens fed are brought below it; 0: as they were sampled */
     /* Out: medians of a pass, and how many drafts were right of how many. */
     double draft_seconds, step_seconds;
     uint64_t kept, drafted;

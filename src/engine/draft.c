@@ -5,7 +5,10 @@
  * cell, from which the next step continues with that token.
  * (1) Nothing of the sequence changes but its drafts: keys and values of the block at positions
  *     from `length` on are overwritten by the step that processes these tokens.
- * (2) Pages that the drafts needed are given back. The next step takes them again, if it can. */
+ * (2) Pages that the drafts needed are given back. The next step takes them again, if it can.
+ *
+ * The LM head is most of what a draft reads. Where the texts consist of the vocabulary's first
+ * tokens a draft is one of these: a plan of its own reads their rows alone. */
 #include <string.h>
 
 #include "base/size.h"
@@ -54,6 +57,21 @@ static int add_parts(struct sluice_engine *e, struct sluice_seq *const *seqs, si
     return status;
 }
 
+/* Whether the texts have so many tokens beyond the first block_vocab that leaving these out would
+ * cost more drafts than it saves time: 1 in 16 of the latest. */
+static bool needs_all_tokens(const struct sluice_engine *e) {
+    enum { LATEST = 128, FEW = 16 };
+    uint32_t n = 0, n_others = 0;
+    for (uint32_t i = 0; i < e->n_parts && e->setup.block_vocab; i++) {
+        const struct slot *s = &e->state.slots[e->parts[i].slot];
+        uint32_t first = s->n_tokens > LATEST ? s->n_tokens - LATEST : 0;
+        n += s->n_tokens - first;
+        for (uint32_t k = first; k < s->n_tokens; k++)
+            n_others += (uint32_t)s->tokens[k] >= e->setup.block_vocab;
+    }
+    return n_others * FEW > n;
+}
+
 static void fill_part(const struct sluice_engine *e, const struct plan *plan, uint32_t i,
                       struct io_header *h) {
     const struct part *part = &e->parts[i];
@@ -69,7 +87,7 @@ static void fill_part(const struct sluice_engine *e, const struct plan *plan, ui
         .flags = IO_WANTS_TOKEN,
         .top_p = 1,
         .repeat_penalty = 1,
-        .n_vocab = e->seqs[part->slot]->n_pick,
+        .n_vocab = min_u32(e->seqs[part->slot]->n_pick, plan->n_vocab),
         .token = -1,
     };
     CHECK(h->n_changes + s->n_pages - part->first_change <= plan->io.max_changes);
@@ -154,7 +172,7 @@ int draft_step(struct sluice_engine *e, struct sluice_seq *const *seqs, size_t n
         return status;
     status = add_parts(e, seqs, n_seqs, n, err);
     if (!status && e->n_parts > 0) {
-        e->last_plan = engine_draft_plan_for(e, e->n_parts);
+        e->last_plan = engine_draft_plan_for(e, e->n_parts, needs_all_tokens(e));
         fill_io(e, e->plans[e->last_plan]);
         status = run(e, n, err);
     }

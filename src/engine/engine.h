@@ -41,6 +41,8 @@ struct setup {
     uint32_t outputs;      /* rows of a step that may go through the LM head, and ... */
     uint32_t drafts;       /* ... so many drafted ones besides */
     uint32_t block_drafts; /* tokens that the draft block drafts at most; 0: it is not loaded */
+    uint32_t block_vocab;  /* the first tokens of the vocabulary, which it drafts from where the
+                            * text has few others; 0: always from all */
     uint32_t n_snapshots, grid;
     uint64_t host_bytes, disk_bytes; /* of the tiers below the device */
     uint32_t n_host, n_disk;         /* objects that they can hold */
@@ -88,8 +90,9 @@ struct sluice_engine {
     const struct backend_kind *kind;
     struct backend *backend;
     int device;
-    struct plan *plans[MAX_PLANS]; /* by rows, ascending; after them those of the draft block */
-    uint32_t n_plans, n_draft_plans;
+    struct plan *plans[MAX_PLANS];   /* by rows, ascending; after them those of the draft block, and
+                                      * its own again, which pick from setup.block_vocab tokens */
+    uint32_t n_plans, n_draft_plans; /* the latter: of the draft block, both kinds */
     struct backend_memory predicted;
     bool is_loaded;
     atomic_bool cancel; /* requested; cleared by the call that reports it */
@@ -127,9 +130,10 @@ void engine_close(struct sluice_engine *e); /* takes NULL */
 
 struct sluice_memory engine_memory_of(const struct sluice_engine *e,
                                       const struct backend_memory *m);
-/* The plan that a step of so many rows and outputs runs; and one of the draft block. */
+/* The plan that a step of so many rows and outputs runs; and one of the draft block, which picks
+ * from all tokens or from setup.block_vocab. */
 uint32_t engine_plan_for(const struct sluice_engine *e, uint32_t rows, uint32_t outputs);
-uint32_t engine_draft_plan_for(const struct sluice_engine *e, uint32_t rows);
+uint32_t engine_draft_plan_for(const struct sluice_engine *e, uint32_t rows, bool from_all);
 
 static inline uint32_t engine_n_plans(const struct sluice_engine *e) {
     return e->n_plans + e->n_draft_plans;

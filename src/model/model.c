@@ -251,12 +251,15 @@ static int emit_embed(const struct emit *e, struct operand table, struct operand
 }
 
 static struct operand new_logits(const struct emit *e) {
-    return plan_scratch_of(e->plan, DT_F32,
-                           (uint32_t[4]){e->m->config.n_vocab, e->plan->max_outputs});
+    return plan_scratch_of(e->plan, DT_F32, (uint32_t[4]){e->plan->n_vocab, e->plan->max_outputs});
 }
 
+/* weight: of so many tokens as the plan picks from. */
 static int emit_head(const struct emit *e, struct operand norm, struct operand weight,
                      struct operand logits) {
+    struct operand bias = e->m->head_bias;
+    if (bias.n_dims)
+        bias = operand_columns(bias, 0, e->plan->n_vocab);
     struct op op = {
         .kind = OP_PROJECT,
         .layer = -1,
@@ -268,7 +271,7 @@ static int emit_head(const struct emit *e, struct operand norm, struct operand w
                 .norm = norm,
                 .eps = e->m->config.eps,
                 .n_segments = 1,
-                .segments = {{.weight = weight, .bias = e->m->head_bias}},
+                .segments = {{.weight = weight, .bias = bias}},
                 .out = logits,
                 .is_lm_head = true,
             },
@@ -278,8 +281,8 @@ static int emit_head(const struct emit *e, struct operand norm, struct operand w
 
 /* counts_tokens: in the sequences' counts, for penalties. */
 static int emit_pick(const struct emit *e, struct operand logits, bool counts_tokens) {
-    const uint32_t outputs[4] = {e->m->config.n_vocab, e->plan->max_outputs};
-    const uint32_t counts[4] = {e->m->config.n_vocab, e->options->n_slots};
+    const uint32_t outputs[4] = {e->plan->n_vocab, e->plan->max_outputs};
+    const uint32_t counts[4] = {e->plan->n_vocab, e->options->n_slots};
     struct op op = {
         .kind = OP_PICK,
         .layer = -1,
@@ -407,9 +410,9 @@ static int emit_draft_step(const struct emit *e) {
     const struct draft_block *b = &e->m->draft;
     struct draft_state s = draft_state_of(e);
     int status = emit_draft_layer(e, &s, (struct operand){0}, e->x);
-    struct operand logits = new_logits(e);
+    struct operand logits = new_logits(e), head = operand_rows(b->head, e->plan->n_vocab);
     if (!status)
-        status = emit_head(e, b->norm, b->head, logits);
+        status = emit_head(e, b->norm, head, logits);
     if (!status)
         status = emit_hidden(e, &s, e->x, b->norm);
     return status ? status : emit_pick(e, logits, false);

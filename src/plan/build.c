@@ -121,6 +121,12 @@ struct operand operand_columns(struct operand whole, uint32_t first, uint32_t wi
     return whole;
 }
 
+struct operand operand_rows(struct operand whole, uint32_t n) {
+    CHECK(whole.n_dims == 2 && n > 0 && n <= whole.dims[1]);
+    whole.dims[1] = whole.plane = n;
+    return whole;
+}
+
 struct operand plan_tap(const struct plan *plan, uint32_t number) {
     CHECK(number < plan->n_taps);
     struct operand o = operand_at(REGION_IO, DT_F32, plan->io.taps,

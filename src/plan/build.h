@@ -18,7 +18,7 @@ struct plan_options {
     uint32_t n_pages;       /* of KV cache, all sequences together */
     uint32_t pages_per_seq; /* the longest a sequence may get, in pages */
     enum dtype kv_type;
-    uint32_t n_vocab;
+    uint32_t n_vocab;           /* as in struct plan */
     uint32_t n_taps, tap_width; /* copies of the residual to hand out, 0: none */
     bool has_draft_block;       /* steps keep the draft block's state */
     uint32_t burst_steps;       /* as in struct plan */
@@ -41,6 +41,8 @@ struct operand plan_state(struct plan *plan, enum dtype type, const uint32_t dim
 void plan_page_table(struct plan *plan, uint32_t pages_per_seq, uint32_t n_slots);
 /* Columns [first, first + width) of an operand's rows. */
 struct operand operand_columns(struct operand whole, uint32_t first, uint32_t width);
+/* The first n rows of a matrix. */
+struct operand operand_rows(struct operand whole, uint32_t n);
 /* The tap of that number. */
 struct operand plan_tap(const struct plan *plan, uint32_t number);
 struct operand plan_logits(const struct plan *plan);

@@ -110,7 +110,8 @@ static bool is_same(const struct operand *a, const struct operand *b) {
 
 static void check_embed(struct checker *c, const struct op_embed *e) {
     uint32_t rows = c->plan->max_rows;
-    want(c, "table", &e->table, ANY_TYPE, DIMS(e->table.dims[0], c->plan->n_vocab));
+    want(c, "table", &e->table, ANY_TYPE, DIMS(e->table.dims[0], e->table.dims[1]));
+    that(c, "table", e->table.dims[1] >= c->plan->n_vocab, "a row for every token");
     in_region(c, "table", &e->table, REGION_WEIGHTS);
     want(c, "x", &e->x, DT_F32, DIMS(e->table.dims[0], rows));
     may_have(c, "freqs", &e->freqs, DT_F64, DIMS(e->freqs.dims[0]));

@@ -217,7 +217,8 @@ struct plan {
     uint32_t n_ops, capacity;
     uint32_t max_rows, max_outputs; /* R and O */
     uint32_t burst_steps;           /* steps of a burst of this plan; 0: IO_BURST */
-    uint32_t n_vocab, n_taps, tap_width;
+    uint32_t n_vocab; /* V, tokens that are picked from: a draft may leave out the last ones */
+    uint32_t n_taps, tap_width;
     struct operand pages; /* (S, pages per sequence) i32 in STATE: the page table that all attention
                            * layers share; none: the plan has no attention */
     struct io_layout io;

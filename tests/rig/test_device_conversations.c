@@ -58,6 +58,12 @@ TEST(device_draft_block_gives_the_tokens_of_a_run_without) {
     EXPECT(sampled > 0.4);
 }
 
+TEST(device_draft_block_drafts_from_the_first_tokens) {
+    block_compare_vocab(rig_name(), test_data("mtp/qwen35-mtp/model-q8_0.gguf"));
+    if (!rig_is_slow())
+        block_compare_vocab(rig_name(), test_data("mtp/stories.gguf"));
+}
+
 TEST(device_draft_block_of_forks) {
     block_compare_forks(rig_name(), test_data("mtp/qwen35-mtp/model-q8_0.gguf"));
     block_compare_cancelled(rig_name(), test_data("mtp/qwen35-mtp/model-q8_0.gguf"));
