@@ -115,8 +115,7 @@ static uint32_t shared_set(const struct recorder *r, uint32_t set) {
 /* Whether a product needs what only `all` has, but for F16: the gemv kernel quantizes rows that do
  * not take quantize.cuh's fast path, or is the LM head of one row. */
 static bool needs_all(const struct project_input *in, uint32_t set, uint32_t rows) {
-    return !(set & IS_F16) &&
-           ((rows <= PROJECT_FUSED_ROWS && !project_is_vec4(in)) || (rows == 1 && in->is_lm_head));
+    return !(set & IS_F16) && rows == 1 && (!project_is_vec4(in) || in->is_lm_head);
 }
 
 /* The set of a gemv kernel; IS_ANY: `all`. Two rows have Q4_K and Q6_K together; devices below 9.0
@@ -187,12 +186,12 @@ static struct project_input input_of(struct recorder *r, const struct op *op,
 /* ---- shape and arguments ------------------------------------------------------------------ */
 
 /* Beside int8 segments, F32 ones are few rows of weights (alpha and beta of the delta rule), and
- * f32 values in the qacts would take room from every block's pipeline. For one row and two the qact
- * is faster (4B 1.5 %, 0.8B 2.7 %). */
+ * f32 values in the qacts would take room from every block's pipeline. For one row the qact is
+ * faster (4B 1.5 %, 0.8B 2.7 %). */
 static bool is_f32_from_global(const struct op_project *op, const struct project_shape *shape) {
-    return shape->row_limit > PROJECT_FUSED_ROWS && shape->types & IS_F32 &&
-           shape->types & IS_INT8 && !(shape->types & (IS_BF16 | IS_F16)) && can_vec4(op) &&
-           op->prologue <= PROLOGUE_NORM && !op->is_lm_head;
+    return shape->row_limit > 1 && shape->types & IS_F32 && shape->types & IS_INT8 &&
+           !(shape->types & (IS_BF16 | IS_F16)) && can_vec4(op) && op->prologue <= PROLOGUE_NORM &&
+           !op->is_lm_head;
 }
 
 /* False: a segment is not tiled, or there are too many tiles for bounds. */
@@ -347,7 +346,7 @@ static int record_gemv(struct recorder *r, const struct op_project *o,
     else
         snprintf(name, sizeof name, "project_gemv_%u_%s", s->rows,
                  project_set_name(kernel_set(r, &p->in, &s->shape, s->rows)));
-    if (s->rows > PROJECT_FUSED_ROWS) {
+    if (s->rows > 1) {
         int status = quantize_rows(r, p, bucket, s->rows, set & IS_F16);
         if (status)
             return status;
@@ -412,7 +411,7 @@ int record_project(struct recorder *r, const struct op *op) {
         record_project_wide_bf16(r, &p, shape.types, &status) ||
         record_project_gemm(r, &gemm, &gemm_next, &status))
         return status;
-    shape.f32_from_global &= s->rows > PROJECT_FUSED_ROWS; /* the others need the qact's */
+    shape.f32_from_global &= s->rows > 1; /* one row needs the qact's */
     shape.has_shares = s->rows == 1 && PROJECT_HAS_SHARES(kernel_set(r, &p.in, &shape, 1));
     if (memcmp(&shape, &s->shape, sizeof shape) != 0) {
         if (!(s = project_find_schedule(r->b, &shape)))

@@ -16,7 +16,6 @@ enum {
     PROJECT_BOUNDS = 532, /* words of bounds: PROJECT_BLOCKS + 1, or four segments of 132 blocks */
     PROJECT_TILE_ROWS = 16, /* of the tallest tile */
     PROJECT_MAX_ROWS = 8,   /* rows of activations at once in a gemv kernel */
-    PROJECT_FUSED_ROWS = 2, /* up to so many rows the product's thread blocks quantize themselves */
     PROJECT_GROUP = 128,    /* columns that half a warp quantizes, and whose squares it sums */
     PROJECT_COLS = 8,       /* columns of a thread of it */
     PROJECT_WARPS = 32,     /* of a thread block, at most */
@@ -64,7 +63,7 @@ struct project_input {
 struct project_params {
     struct cuda_io io;
     struct project_input in;
-    const uint8_t *qacts; /* from project_quantize, with more than PROJECT_FUSED_ROWS rows */
+    const uint8_t *qacts; /* from project_quantize, of two rows and more */
     const float *squares; /* (row, k / 128): with PROLOGUE_NORM, likewise */
     float *out;
     uint32_t out_stride;

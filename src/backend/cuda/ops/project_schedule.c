@@ -367,7 +367,7 @@ static uint32_t lay_out(struct project_schedule *s, uint32_t rows, uint32_t task
     at += rows * s->qact_bytes;
     s->partials_at = at;
     at += s->is_direct ? 0 : tasks * PROJECT_TILE_ROWS * rows * 4;
-    at += shape->types & IS_F16 ? PROJECT_FUSED_ROWS * PROJECT_WARPS * 4 : 0; /* maxima */
+    at += shape->types & IS_F16 ? PROJECT_WARPS * 4 : 0; /* maxima */
     at += PROJECT_MAX_ROWS * 4; /* the rows' factors */
     s->red_at = at;
     at += (rows * groups + heads) * 4;
@@ -414,7 +414,7 @@ static bool wants_extra_stages(const struct project_schedule *s) {
 /* Warps that may have tasks. SwiGLU of Q8_0 in one row is faster in two rounds of fewer warps,
  * which have longer pipelines (qwen35-4b 1.2 %). */
 static uint32_t most_task_warps(const struct project_schedule *s, uint32_t rows) {
-    bool is_wide = (is_swiglu(s) || rows > PROJECT_FUSED_ROWS) && rows < PROJECT_MAX_ROWS;
+    bool is_wide = (is_swiglu(s) || rows > 1) && rows < PROJECT_MAX_ROWS;
     return is_wide && !(rows == 1 && s->shape.types & IS_Q8_0) ? MAX_WARPS_WIDE : MAX_WARPS;
 }
 
@@ -441,13 +441,13 @@ static bool choose_pipeline(struct project_schedule *s, uint32_t rows, uint32_t 
     return true;
 }
 
-/* Rows at once: as many as fit. Kernels for four rows and more have too many registers for two
- * blocks on an SM, so they may have all of its shared memory. */
+/* Rows at once: as many as fit. Those of one row leave room for a block of the next kernel (README,
+ * rule 4); the others may have all of an SM's shared memory. */
 static void choose_rows(struct project_schedule *s) {
     uint32_t bucket = max_u32(s->shape.row_limit, 1);
     uint32_t alone = min_u32(PROJECT_SHARED_ALONE, s->shape.max_shared);
     for (uint32_t rows = bucket > 4 ? 8 : bucket > 2 ? 4 : bucket; rows; rows /= 2) {
-        if (rows <= PROJECT_FUSED_ROWS && choose_pipeline(s, rows, paired_shared(s)))
+        if (rows == 1 && choose_pipeline(s, rows, paired_shared(s)))
             s->shared_bytes = paired_shared(s);
         else if (!choose_pipeline(s, rows, alone))
             continue;
