@@ -98,7 +98,7 @@ static void attention(struct writer *w, int i) {
         vector(w, i, "attn_k.bias", kv, 0.1f, 0);
         vector(w, i, "attn_v.bias", kv, 0.1f, 0);
     }
-    if (is_hybrid || strcmp(m->arch, "qwen3") == 0) {
+    if (strncmp(m->arch, "qwen3", 5) == 0) {
         vector(w, i, "attn_q_norm.weight", m->head_width, 0.1f, 1);
         vector(w, i, "attn_k_norm.weight", m->head_width, 0.1f, 1);
     }

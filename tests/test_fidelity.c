@@ -137,12 +137,13 @@ struct reference {
 };
 
 static const struct reference references[] = {
-    {"qwen35-dense-a", ""}, {"qwen35-dense-b", ""},
-    {"qwen35-moe-a", ""},   {"llama-a", ""},
-    {"llama-b", ""},        {"qwen3-a", ""},
-    {"qwen2-a", ""},        {"qwen35-dense-a", "-q8_0"},
-    {"llama-a", "-q8_0"},   {"qwen35-dense-k", "-q4_k_m"},
-    {"llama-k", "-q4_k_m"},
+    {"qwen35-dense-a", ""},  {"qwen35-dense-b", ""},
+    {"qwen35-moe-a", ""},    {"llama-a", ""},
+    {"llama-b", ""},         {"qwen3-a", ""},
+    {"qwen2-a", ""},         {"qwen35-dense-a", "-q8_0"},
+    {"llama-a", "-q8_0"},    {"qwen35-dense-k", "-q4_k_m"},
+    {"llama-k", "-q4_k_m"},  {"qwen3moe-a", ""},
+    {"qwen3moe-a", "-q8_0"},
 };
 
 enum { N_REFERENCES = sizeof references / sizeof *references };
@@ -289,7 +290,7 @@ TEST(fidelity_at_any_chunking) {
         }
 }
 
-/* int8 activations move logits, but not far. */
+/* int8 activations move logits, but not far; further where they make another expert chosen. */
 TEST(fidelity_of_int8_activations) {
     for (int i = 0; i < N_REFERENCES; i++) {
         if (!*references[i].suffix)
@@ -297,8 +298,9 @@ TEST(fidelity_of_int8_activations) {
         char file[64];
         snprintf(file, sizeof file, "model%s.gguf", references[i].suffix);
         struct figures f = run_reference(&references[i], file, false, 64, false);
-        if (!(f.worst <= 0.5) || f.worst < 1e-3)
-            test_fail(__FILE__, __LINE__, "%s%s: logits off by %g, expected 0.001 to 0.5",
-                      references[i].name, references[i].suffix, f.worst);
+        double most = strstr(references[i].name, "moe") ? 1 : 0.5;
+        if (!(f.worst <= most) || f.worst < 1e-3)
+            test_fail(__FILE__, __LINE__, "%s%s: logits off by %g, expected 0.001 to %g",
+                      references[i].name, references[i].suffix, f.worst, most);
     }
 }

@@ -287,7 +287,7 @@ static void compare_with_gguf(const char *name, const struct hub *hub, const str
 TEST(hub_equals_the_gguf_file_of_the_same_model) {
     static const char *const names[] = {"qwen35-dense-a", "qwen35-dense-b", "qwen35-moe-a",
                                         "llama-a",        "llama-b",        "qwen3-a",
-                                        "qwen2-a"};
+                                        "qwen2-a",        "qwen3moe-a"};
     int compared = 0;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct folder *folder = NULL;
@@ -305,7 +305,7 @@ TEST(hub_equals_the_gguf_file_of_the_same_model) {
         folder_close(folder);
         gguf_close(g);
     }
-    EXPECT(compared >= 6);
+    EXPECT(compared >= 7);
 }
 
 static uint64_t fnv1a(const void *bytes, uint64_t n) {
@@ -343,13 +343,13 @@ TEST(hub_equals_the_checksums_of_a_vision_checkpoint) {
     folder_close(folder);
 }
 
-/* What config.json may say, one member at a time; NULL: it is taken. */
+/* What config.json may say, one member at a time ("": it is absent); NULL: it is taken. */
 TEST(hub_refuses_configs_that_cannot_be_run) {
     static const struct {
         const char *folder, *name, *value, *expected;
     } cases[] = {
         {"llama-a", "model_type", "\"gpt9\"",
-         "model_type is gpt9, expected llama, qwen2, qwen3, qwen3_5 or qwen3_5_moe"},
+         "model_type is gpt9, expected llama, qwen2, qwen3, qwen3_moe, qwen3_5 or qwen3_5_moe"},
         {"llama-a", "model_type", "null", "model_type is missing, expected llama"},
         {"llama-a", "hidden_act", "\"gelu\"", "hidden_act is gelu, expected silu"},
         {"qwen3-a", "use_sliding_window", "true", "use_sliding_window is true, which is not"},
@@ -360,6 +360,12 @@ TEST(hub_refuses_configs_that_cannot_be_run) {
         {"qwen3-a", "model_type", "\"llama\"", "is unknown to the architecture llama"},
         {"qwen35-dense-a", "linear_num_value_heads", "3", "expected a multiple of"},
         {"qwen35-moe-a", "num_experts", "0", "num_experts is 0, expected a number from 1"},
+        {"qwen3moe-a", "num_experts", "", "num_experts is missing"},
+        {"qwen3moe-a", "norm_topk_prob", "false", "norm_topk_prob is false, which is not"},
+        {"qwen3moe-a", "norm_topk_prob", "", "norm_topk_prob is missing, expected true"},
+        {"qwen3moe-a", "decoder_sparse_step", "2", "decoder_sparse_step is 2, expected 1: experts"},
+        {"qwen3moe-a", "mlp_only_layers", "[0, 2]", "mlp_only_layers has 2 layers, expected none"},
+        {"qwen3moe-a", "mlp_only_layers", "null", NULL},
         {"qwen35-dense-a", "rope_parameters", "{\"partial_rotary_factor\":1e30}",
          "partial_rotary_factor is 1e+30, expected at most 1"},
         {"qwen3-a", "rope_parameters", "\"x\"", "rope_parameters is \"x\", expected an object"},
@@ -388,8 +394,11 @@ TEST(hub_refuses_configs_that_cannot_be_run) {
         snprintf(path, sizeof path, "reference/%s", cases[i].folder);
         EXPECT_INT(folder_open(&folder, test_data(path), true, &err), SLUICE_OK);
         EXPECT_INT(gguf_writer_open(&w, NULL, 0, &err), SLUICE_OK);
-        json_object_set_new(folder->config, cases[i].name,
-                            json_loads(cases[i].value, JSON_DECODE_ANY, NULL));
+        if (*cases[i].value)
+            json_object_set_new(folder->config, cases[i].name,
+                                json_loads(cases[i].value, JSON_DECODE_ANY, NULL));
+        else
+            json_object_del(folder->config, cases[i].name);
         int status = hub_open(&hub, folder, true, &err);
         if (!status)
             status = hub_write_keys(hub, w, &err);
@@ -400,6 +409,20 @@ TEST(hub_refuses_configs_that_cannot_be_run) {
         hub_close(hub);
         folder_close(folder);
     }
+}
+
+TEST(hub_takes_the_name_that_transformers_5_gives_num_experts) {
+    struct folder *folder = NULL;
+    struct hub *hub = NULL;
+    struct err err = {0};
+    EXPECT_INT(folder_open(&folder, test_data("reference/qwen3moe-a"), true, &err), SLUICE_OK);
+    json_t *n = json_object_get(folder->config, "num_experts");
+    json_object_set(folder->config, "num_local_experts", n);
+    json_object_del(folder->config, "num_experts");
+    EXPECT_INT(hub_open(&hub, folder, true, &err), SLUICE_OK);
+    EXPECT_INT(hub ? hub->n_experts : 0, 11);
+    hub_close(hub);
+    folder_close(folder);
 }
 
 /* ---- importance matrices ------------------------------------------------------------------ */

@@ -58,6 +58,15 @@ enum { ARCH_LIST = 512 };
 const char *arch_names(char out[ARCH_LIST]);
 const char *arch_model_types(char out[ARCH_LIST]);
 
+/* ---- experts ------------------------------------------------------------------------------ */
+
+enum { MAX_EXPERTS = 4096 };
+
+/* Reads their keys, and finds their tensors and the router's of a layer; a shared expert where the
+ * keys give its width. */
+int config_experts(struct model *m, struct err *err);
+int bind_experts(struct model *m, int block, struct layer *l, struct err *err);
+
 /* ---- tensors ------------------------------------------------------------------------------ */
 
 /* By name; `block` below 0: no "blk.N." before it. A missing tensor is an error unless it may be
@@ -104,6 +113,12 @@ int hub_number(const struct hub *h, const json_t *object, const char *name, doub
  * and a rope_theta at the root. NULL: none. */
 const json_t *hub_rope(const struct hub *h);
 const char *hub_rope_type(const struct hub *h); /* "default" when there is none */
+
+/* Experts in every layer: reads their number and refuses what cannot be run; writes the keys that
+ * config_experts reads, but for the shared expert's. */
+int hub_experts(struct hub *h, struct err *err);
+void hub_put_experts(struct hub_keys *k);
+extern const struct hub_name hub_expert_names[], hub_shared_expert_names[];
 
 /* Anything but the expected value is refused; absent is as expected. */
 int hub_refuse_text(const struct hub *h, const char *name, const char *expected, struct err *err);

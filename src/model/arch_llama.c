@@ -1,29 +1,35 @@
-/* arch_llama.c - the plain transformers: Llama and SmolLM2, Qwen2, Qwen3.
+/* arch_llama.c - the plain transformers: Llama and SmolLM2, Qwen2, Qwen3 dense and with experts.
  *
  * The same pre-norm decoder with grouped-query attention and SwiGLU. They differ in how GGUF
- * stores rotary pairs, in biases (Qwen2), and in a norm of each query and key head (Qwen3). */
+ * stores rotary pairs, in biases (Qwen2), in a norm of each query and key head (Qwen3), and in the
+ * feed-forward part (Qwen3 MoE: experts in every layer, none of them shared). */
 #include "model/arch.h"
 
-static int config(struct model *m, struct err *err) {
+static int config_dense(struct model *m, struct err *err) {
     struct config *c = &m->config;
     uint32_t experts = 0;
-    int status = config_u32(c, m->keys, "expert_count", 4096, false, &experts, err);
+    int status = config_count(c, m->keys, "expert_count", UINT32_MAX, &experts, err);
     if (!status && experts)
         status = err_set(err, SLUICE_ERR_UNSUPPORTED,
                          "%s: %s.expert_count is %u, expected a model without experts", m->path,
                          c->arch, experts);
-    if (!status)
-        status = config_u32(c, m->keys, "feed_forward_length", 1 << 22, true, &c->ffn, err);
+    return status ? status
+                  : config_u32(c, m->keys, "feed_forward_length", 1 << 22, true, &c->ffn, err);
+}
+
+static int config(struct model *m, struct err *err) {
     /* GGUF's llama has rotary pairs side by side; the hub, and all others, a half head apart. */
-    c->rope.pairing = m->arch == &arch_llama && !m->hub ? ROPE_NEIGHBOURS : ROPE_HALVES;
-    return status;
+    bool is_side_by_side = m->arch == &arch_llama && !m->hub;
+    m->config.rope.pairing = is_side_by_side ? ROPE_NEIGHBOURS : ROPE_HALVES;
+    return m->arch == &arch_qwen3moe ? config_experts(m, err) : config_dense(m, err);
 }
 
 static int bind_attention(struct model *m, int i, struct layer *l, struct err *err) {
     const struct config *c = &m->config;
     uint32_t q = c->q_width, kv = c->kv_width;
     unsigned bias = m->arch == &arch_qwen2 ? 0 : BIND_OPTIONAL;
-    unsigned norm = m->arch == &arch_qwen3 ? 0 : BIND_OPTIONAL;
+    bool has_norm = m->arch == &arch_qwen3 || m->arch == &arch_qwen3moe;
+    unsigned norm = has_norm ? 0 : BIND_OPTIONAL;
     int status;
     if ((status = bind_vector(m, i, "attn_norm.weight", c->hidden, 0, 0, &l->norm, err)) ||
         (status = bind_matrix(m, i, "attn_q.weight", c->hidden, q, 0, &l->q, err)) ||
@@ -42,6 +48,19 @@ static int bind_attention(struct model *m, int i, struct layer *l, struct err *e
     return SLUICE_OK;
 }
 
+static int bind_dense(struct model *m, int i, struct layer *l, struct err *err) {
+    uint32_t d = m->config.hidden, f = m->config.ffn;
+    int status;
+    if ((status = bind_matrix(m, i, "ffn_gate.weight", d, f, 0, &l->gate, err)) ||
+        (status = bind_matrix(m, i, "ffn_up.weight", d, f, 0, &l->up, err)) ||
+        (status = bind_matrix(m, i, "ffn_down.weight", f, d, 0, &l->down, err)) ||
+        (status = bind_vector(m, i, "ffn_gate.bias", f, 0, BIND_OPTIONAL, &l->gate_bias, err)) ||
+        (status = bind_vector(m, i, "ffn_up.bias", f, 0, BIND_OPTIONAL, &l->up_bias, err)) ||
+        (status = bind_vector(m, i, "ffn_down.bias", d, 0, BIND_OPTIONAL, &l->down_bias, err)))
+        return status;
+    return SLUICE_OK;
+}
+
 static int bind(struct model *m, struct err *err) {
     const struct config *c = &m->config;
     for (uint32_t n = 0; n < c->n_layers; n++) {
@@ -49,15 +68,7 @@ static int bind(struct model *m, struct err *err) {
         int status, i = (int)n;
         if ((status = bind_attention(m, i, l, err)) ||
             (status = bind_vector(m, i, "ffn_norm.weight", c->hidden, 0, 0, &l->ffn_norm, err)) ||
-            (status = bind_matrix(m, i, "ffn_gate.weight", c->hidden, c->ffn, 0, &l->gate, err)) ||
-            (status = bind_matrix(m, i, "ffn_up.weight", c->hidden, c->ffn, 0, &l->up, err)) ||
-            (status = bind_matrix(m, i, "ffn_down.weight", c->ffn, c->hidden, 0, &l->down, err)) ||
-            (status = bind_vector(m, i, "ffn_gate.bias", c->ffn, 0, BIND_OPTIONAL, &l->gate_bias,
-                                  err)) ||
-            (status =
-                 bind_vector(m, i, "ffn_up.bias", c->ffn, 0, BIND_OPTIONAL, &l->up_bias, err)) ||
-            (status = bind_vector(m, i, "ffn_down.bias", c->hidden, 0, BIND_OPTIONAL, &l->down_bias,
-                                  err)))
+            (status = c->experts ? bind_experts(m, i, l, err) : bind_dense(m, i, l, err)))
             return status;
     }
     return SLUICE_OK;
@@ -65,14 +76,25 @@ static int bind(struct model *m, struct err *err) {
 
 static int emit_layer(const struct emit *e, uint32_t layer) {
     int status = emit_attention(e, layer, false);
-    return status ? status : emit_dense(e, layer);
+    if (!status)
+        status = e->m->config.experts ? emit_experts(e, layer) : emit_dense(e, layer);
+    return status;
 }
 
 /* ---- hub folders -------------------------------------------------------------------------- */
 
+static int hub_config_experts(struct hub *h, struct err *err) {
+    if (!json_object_get(h->folder->config, "norm_topk_prob")) /* that is false, to transformers */
+        return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                       "%s/config.json: norm_topk_prob is missing, expected true", h->folder->path);
+    return hub_experts(h, err);
+}
+
 static void hub_keys(struct hub_keys *k) {
     hub_copy_count(k, "intermediate_size", "feed_forward_length");
     hub_put_u32(k, "rope.dimension_count", k->hub->head_dim);
+    if (k->hub->n_experts)
+        hub_put_experts(k);
 }
 
 /* clang-format off */
@@ -160,5 +182,17 @@ const struct arch arch_qwen3 = {
     .model_types = {"qwen3"},
     .global_names = global_names,
     .layer_names = {norm_names, qk_names, vo_names, qk_norm_names, ffn_names},
+    .hub_keys = hub_keys,
+};
+
+const struct arch arch_qwen3moe = {
+    .name = "qwen3moe",
+    .config = config,
+    .bind = bind,
+    .emit_layer = emit_layer,
+    .model_types = {"qwen3_moe"},
+    .global_names = global_names,
+    .layer_names = {norm_names, qk_names, vo_names, qk_norm_names, hub_expert_names},
+    .hub_config = hub_config_experts,
     .hub_keys = hub_keys,
 };

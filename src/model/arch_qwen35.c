@@ -69,24 +69,9 @@ static int config_delta(struct model *m, struct err *err) {
     return config_delta_widths(m, err);
 }
 
-static int config_experts(struct model *m, struct err *err) {
-    struct config *c = &m->config;
-    int status;
-    if ((status = config_u32(c, m->keys, "expert_count", 4096, true, &c->experts, err)) ||
-        (status = config_u32(c, m->keys, "expert_used_count", c->experts, true, &c->experts_used,
-                             err)) ||
-        (status = config_u32(c, m->keys, "expert_feed_forward_length", 1 << 22, true,
-                             &c->expert_ffn, err)) ||
-        (status = config_u32(c, m->keys, "expert_shared_feed_forward_length", 1 << 22, false,
-                             &c->shared_ffn, err)))
-        return status;
-    uint64_t row = size_plus(size_times(c->experts_used, c->expert_ffn), c->shared_ffn);
-    return config_width(c, m->keys, "experts in use", row, &c->experts_row, err);
-}
-
 static int config(struct model *m, struct err *err) {
     struct config *c = &m->config;
-    int status = config_u32(c, m->keys, "nextn_predict_layers", 8, false, &c->n_mtp, err);
+    int status = config_count(c, m->keys, "nextn_predict_layers", 8, &c->n_mtp, err);
     if (status)
         return status;
     if (c->n_mtp >= c->n_layers)
@@ -147,26 +132,6 @@ static int bind_dense(struct model *m, int i, struct layer *l, struct err *err) 
     if ((status = bind_matrix(m, i, "ffn_gate.weight", c->hidden, c->ffn, 0, &l->gate, err)) ||
         (status = bind_matrix(m, i, "ffn_up.weight", c->hidden, c->ffn, 0, &l->up, err)) ||
         (status = bind_matrix(m, i, "ffn_down.weight", c->ffn, c->hidden, 0, &l->down, err)))
-        return status;
-    return SLUICE_OK;
-}
-
-static int bind_experts(struct model *m, int i, struct layer *l, struct err *err) {
-    const struct config *c = &m->config;
-    uint32_t d = c->hidden, f = c->expert_ffn, e = c->experts, s = c->shared_ffn;
-    int status;
-    if ((status = bind_vector(m, i, "ffn_gate_inp.weight", e, d, 0, &l->router, err)) ||
-        (status = bind_matrices(m, i, "ffn_gate_exps.weight", d, f, e, 0, &l->expert_gate, err)) ||
-        (status = bind_matrices(m, i, "ffn_up_exps.weight", d, f, e, 0, &l->expert_up, err)) ||
-        (status = bind_matrices(m, i, "ffn_down_exps.weight", f, d, e, 0, &l->expert_down, err)))
-        return status;
-    if (s == 0)
-        return SLUICE_OK;
-    if ((status =
-             bind_vector(m, i, "ffn_gate_inp_shexp.weight", d, 0, 0, &l->shared_switch, err)) ||
-        (status = bind_matrix(m, i, "ffn_gate_shexp.weight", d, s, 0, &l->shared_gate, err)) ||
-        (status = bind_matrix(m, i, "ffn_up_shexp.weight", d, s, 0, &l->shared_up, err)) ||
-        (status = bind_matrix(m, i, "ffn_down_shexp.weight", s, d, 0, &l->shared_down, err)))
         return status;
     return SLUICE_OK;
 }
@@ -342,8 +307,7 @@ static int hub_config(struct hub *h, struct err *err) {
                        "%s/config.json: linear_num_value_heads is %u, expected a multiple of "
                        "linear_num_key_heads, %u",
                        h->folder->path, h->value_heads, h->key_heads);
-    return h->arch == &arch_qwen35moe ? hub_count(h, "num_experts", 4096, &h->n_experts, err)
-                                      : SLUICE_OK;
+    return h->arch == &arch_qwen35moe ? hub_experts(h, err) : SLUICE_OK;
 }
 
 /* Partial rotary embedding: how many values of a head rotate. */
@@ -402,13 +366,6 @@ static void put_layer_types(struct hub_keys *k) {
         hub_put_bools(k, "attention.recurrent_layers", recurrent, k->hub->n_layers);
 }
 
-static void put_experts(struct hub_keys *k) {
-    hub_put_u32(k, "expert_count", k->hub->n_experts);
-    hub_copy_count(k, "num_experts_per_tok", "expert_used_count");
-    hub_copy_count(k, "moe_intermediate_size", "expert_feed_forward_length");
-    hub_copy_count(k, "shared_expert_intermediate_size", "expert_shared_feed_forward_length");
-}
-
 static void hub_keys(struct hub_keys *k) {
     const struct hub *h = k->hub;
     if (h->arch == &arch_qwen35)
@@ -422,8 +379,10 @@ static void hub_keys(struct hub_keys *k) {
     hub_put_u32(k, "ssm.inner_size", h->value_heads * h->value_dim);
     if (h->n_mtp)
         hub_put_u32(k, "nextn_predict_layers", h->n_mtp);
-    if (h->arch == &arch_qwen35moe)
-        put_experts(k);
+    if (h->arch == &arch_qwen35)
+        return;
+    hub_put_experts(k);
+    hub_copy_count(k, "shared_expert_intermediate_size", "expert_shared_feed_forward_length");
 }
 
 /* clang-format off */
@@ -462,21 +421,6 @@ static const struct hub_name dense_names[] = {
     {0},
 };
 
-static const struct hub_name expert_names[] = {
-    {.theirs = "mlp.gate.weight",                    .ours = "ffn_gate_inp.weight"},
-    {.theirs = "mlp.shared_expert_gate.weight",      .ours = "ffn_gate_inp_shexp.weight", .is_squeezed = true},
-    {.theirs = "mlp.shared_expert.gate_proj.weight", .ours = "ffn_gate_shexp.weight"},
-    {.theirs = "mlp.shared_expert.up_proj.weight",   .ours = "ffn_up_shexp.weight"},
-    {.theirs = "mlp.shared_expert.down_proj.weight", .ours = "ffn_down_shexp.weight"},
-    {.theirs = "mlp.experts.down_proj",              .ours = "ffn_down_exps.weight"},
-    {.theirs = "mlp.experts.gate_up_proj",           .ours = "ffn_gate_exps.weight", .part = PART_FIRST_HALF},
-    {.theirs = "mlp.experts.gate_up_proj",           .ours = "ffn_up_exps.weight",   .part = PART_SECOND_HALF},
-    {.theirs = "mlp.experts.*.gate_proj.weight",     .ours = "ffn_gate_exps.weight"},
-    {.theirs = "mlp.experts.*.up_proj.weight",       .ours = "ffn_up_exps.weight"},
-    {.theirs = "mlp.experts.*.down_proj.weight",     .ours = "ffn_down_exps.weight"},
-    {0},
-};
-
 static const struct hub_name draft_names[] = {
     {.theirs = "mtp.fc.weight",                    .ours = "nextn.eh_proj.weight"},
     {.theirs = "mtp.norm.weight",                  .ours = "nextn.shared_head_norm.weight", .change = CHANGE_PLUS_ONE},
@@ -506,7 +450,7 @@ const struct arch arch_qwen35moe = {
     .emit_layer = emit_layer,
     .model_types = {"qwen3_5_moe", "qwen3_5_moe_text"},
     .global_names = global_names,
-    .layer_names = {mixer_names, dense_names, expert_names},
+    .layer_names = {mixer_names, dense_names, hub_expert_names, hub_shared_expert_names},
     .draft_names = draft_names,
     .hub_config = hub_config,
     .hub_keys = hub_keys,

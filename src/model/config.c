@@ -29,6 +29,20 @@ int config_u32(const struct config *c, const struct gguf *keys, const char *name
     return SLUICE_OK;
 }
 
+int config_count(const struct config *c, const struct gguf *keys, const char *name, uint32_t max,
+                 uint32_t *out, struct err *err) {
+    char full[128];
+    uint32_t count = 0;
+    int got = gguf_get_u32(keys, full_name(c, name, full), &count, err);
+    if (got < 0)
+        return got;
+    if (count > max)
+        return err_set(err, SLUICE_ERR_FORMAT, "%s: key %s is %u, expected at most %u", keys->path,
+                       full, count, max);
+    *out = count ? count : *out;
+    return SLUICE_OK;
+}
+
 int config_width(const struct config *c, const struct gguf *keys, const char *what, uint64_t width,
                  uint32_t *out, struct err *err) {
     if (width < 1 || width > INT32_MAX)

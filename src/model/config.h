@@ -51,6 +51,10 @@ int config_read(struct config *c, const struct gguf *keys, struct err *err);
 int config_u32(const struct config *c, const struct gguf *keys, const char *name, uint32_t max,
                bool is_required, uint32_t *out, struct err *err);
 
+/* The same for what may be absent or 0: both leave *out as it is. */
+int config_count(const struct config *c, const struct gguf *keys, const char *name, uint32_t max,
+                 uint32_t *out, struct err *err);
+
 /* Checks a computed width (UINT64_MAX: overflow); one that is too large is refused by name. */
 int config_width(const struct config *c, const struct gguf *keys, const char *what, uint64_t width,
                  uint32_t *out, struct err *err);

@@ -15,7 +15,7 @@
 
 #define PREFIX "synth:"
 
-/* A mixture of experts has `ffn` values in each, and experts above 0. */
+/* A mixture of experts has `ffn` values in each, and experts above 0; shared 0: none of them. */
 struct shape {
     const char *name, *arch;
     uint32_t hidden, layers, heads, kv_heads, head_width, ffn, vocab;
@@ -37,6 +37,7 @@ static const struct shape shapes[] = {
     {"qwen35-9b",      "qwen35",    4096, 32, 16,  4, 256, 12288, 248320, false, 16, 32,  64, 1e7f, 0, 0, 0},
     {"qwen35-27b",     "qwen35",    5120, 64, 24,  4, 256, 17408, 248320, false, 16, 48,  64, 1e7f, 0, 0, 0},
     {"qwen35-35b-a3b", "qwen35moe", 2048, 40, 16,  2, 256,   512, 248320, false, 16, 32,  64, 1e7f, 256, 8, 512},
+    {"qwen3-30b-a3b",  "qwen3moe",  2048, 48, 32,  4, 128,   768, 151936, false,  0,  0, 128, 1e7f, 128, 8, 0},
     {"smollm2-135m",   "llama",      576, 30,  9,  3,  64,  1536,  49152, true,   0,  0,  64, 1e5f, 0, 0, 0},
     {"smollm2-360m",   "llama",      960, 32, 15,  5,  64,  2560,  49152, true,   0,  0,  64, 1e5f, 0, 0, 0},
     {"smollm2-1.7b",   "llama",     2048, 24, 32, 32,  64,  8192,  49152, true,   0,  0,  64, 1.3e5f, 0, 0, 0},
@@ -45,6 +46,10 @@ static const struct shape shapes[] = {
 /* clang-format on */
 
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
+
+static bool is_qwen3(const struct shape *s) {
+    return strncmp(s->arch, "qwen3", 5) == 0;
+}
 
 /* What is being written; after a failure the other calls do nothing. */
 struct maker {
@@ -139,7 +144,7 @@ static void add_attention(struct maker *m, int i) {
     add_matrix(m, i, "attn_k", s->hidden, s->kv_heads * s->head_width, 0);
     add_matrix(m, i, "attn_v", s->hidden, s->kv_heads * s->head_width, 0);
     add_matrix(m, i, "attn_output", width, s->hidden, 0);
-    if (is_gated) {
+    if (is_qwen3(s)) {
         add_vector(m, i, "attn_q_norm.weight", s->head_width, 0, 1);
         add_vector(m, i, "attn_k_norm.weight", s->head_width, 0, 1);
     }
@@ -154,10 +159,12 @@ static void add_ffn(struct maker *m, int i) {
         return;
     }
     add_vector(m, i, "ffn_gate_inp.weight", s->hidden, s->experts, NAN);
-    add_vector(m, i, "ffn_gate_inp_shexp.weight", s->hidden, 0, NAN);
     add_matrix(m, i, "ffn_gate_exps", s->hidden, s->ffn, s->experts);
     add_matrix(m, i, "ffn_up_exps", s->hidden, s->ffn, s->experts);
     add_matrix(m, i, "ffn_down_exps", s->ffn, s->hidden, s->experts);
+    if (!s->shared)
+        return;
+    add_vector(m, i, "ffn_gate_inp_shexp.weight", s->hidden, 0, NAN);
     add_matrix(m, i, "ffn_gate_shexp", s->hidden, s->shared, 0);
     add_matrix(m, i, "ffn_up_shexp", s->hidden, s->shared, 0);
     add_matrix(m, i, "ffn_down_shexp", s->shared, s->hidden, 0);
@@ -242,7 +249,7 @@ static void add_config(struct maker *m) {
     add_text(m, "general.architecture", s->arch);
     add_text(m, "general.name", name);
     add_number(m, "vocab_size", s->vocab);
-    add_number(m, "context_length", is_hybrid ? 262144 : 8192);
+    add_number(m, "context_length", is_qwen3(s) ? 262144 : 8192);
     add_number(m, "embedding_length", s->hidden);
     add_number(m, "block_count", s->layers + m->has_draft_block);
     if (m->has_draft_block)
@@ -251,14 +258,15 @@ static void add_config(struct maker *m) {
     add_number(m, "attention.head_count_kv", s->kv_heads);
     add_number(m, "attention.key_length", s->head_width);
     add_number(m, "attention.value_length", s->head_width);
-    add_float(m, "attention.layer_norm_rms_epsilon", is_hybrid ? 1e-6f : 1e-5f);
+    add_float(m, "attention.layer_norm_rms_epsilon", is_qwen3(s) ? 1e-6f : 1e-5f);
     add_number(m, "rope.dimension_count", s->rotary);
     add_float(m, "rope.freq_base", s->rope_base);
     if (s->experts) {
         add_number(m, "expert_count", s->experts);
         add_number(m, "expert_used_count", s->used);
         add_number(m, "expert_feed_forward_length", s->ffn);
-        add_number(m, "expert_shared_feed_forward_length", s->shared);
+        if (s->shared)
+            add_number(m, "expert_shared_feed_forward_length", s->shared);
     } else {
         add_number(m, "feed_forward_length", s->ffn);
     }

@@ -37,12 +37,14 @@ static uint32_t take(struct input *in) {
 }
 
 static struct random_model take_model(struct input *in) {
-    static const char *const archs[] = {"llama", "qwen2", "qwen3", "qwen35", "qwen35moe"};
+    static const char *const archs[] = {"llama",    "qwen2",  "qwen3",
+                                        "qwen3moe", "qwen35", "qwen35moe"};
+    enum { N_ARCHS = sizeof archs / sizeof *archs };
     uint32_t kind = take(in);
-    const struct dtype_info *type = dtype_info(kind / 5 % DT_COUNT);
-    struct random_model m = {.arch = archs[kind % 5], .type = DT_COUNT};
+    const struct dtype_info *type = dtype_info(kind / N_ARCHS % DT_COUNT);
+    struct random_model m = {.arch = archs[kind % N_ARCHS], .type = DT_COUNT};
     if (type && type->decode && type->block_values > 1) /* else any of those that are written */
-        m.type = (enum dtype)(kind / 5 % DT_COUNT);
+        m.type = (enum dtype)(kind / N_ARCHS % DT_COUNT);
     m.seed = take(in);
     bool is_hybrid = strncmp(m.arch, "qwen35", 6) == 0;
     m.layers = 1 + take(in) % 4;
@@ -56,10 +58,10 @@ static struct random_model take_model(struct input *in) {
     m.value_heads = m.key_heads * (1 + take(in) % 4);
     m.key_width = take(in);
     m.value_width = take(in);
-    if (strcmp(m.arch, "qwen35moe") == 0) {
+    if (strstr(m.arch, "moe")) {
         m.experts = take(in);
         m.used = take(in);
-        m.shared = take(in);
+        m.shared = is_hybrid ? take(in) : 0;
     }
     return m;
 }

@@ -27,6 +27,8 @@ static const struct {
     {"reference/qwen3-a/model-f32.gguf", true},
     {"reference/qwen35-dense-k/model-q4_k_m.gguf", false},
     {"reference/qwen35-moe-a/model-f32.gguf", true},
+    {"reference/qwen3moe-a/model-f32.gguf", true},
+    {"reference/qwen3moe-a/model-q8_0.gguf", false},
     {"reference/llama-a/model-f32.gguf", true},
     {"reference/llama-a/model-q8_0.gguf", false},
     {"reference/llama-b/model-f32.gguf", true},
@@ -789,6 +791,7 @@ TEST(device_same_bits_of_experts_again_and_again) {
     if (rig_is_slow())
         return;
     check_again_and_again("synth:qwen35-35b-a3b:q4_k_m");
+    check_again_and_again("synth:qwen3-30b-a3b:q4_k_m");
 }
 
 /* Likewise where experts are sorted (experts_wide.h), 5 of 24 of them and a shared one. */

@@ -1,0 +1,95 @@
+/* experts.c - what models with experts share: keys, tensors, names in a hub folder. */
+#include "base/size.h"
+#include "model/arch.h"
+
+int config_experts(struct model *m, struct err *err) {
+    struct config *c = &m->config;
+    int status;
+    if ((status = config_u32(c, m->keys, "expert_count", MAX_EXPERTS, true, &c->experts, err)) ||
+        (status = config_u32(c, m->keys, "expert_used_count", c->experts, true, &c->experts_used,
+                             err)) ||
+        (status = config_u32(c, m->keys, "expert_feed_forward_length", 1 << 22, true,
+                             &c->expert_ffn, err)) ||
+        (status = config_count(c, m->keys, "expert_shared_feed_forward_length", 1 << 22,
+                               &c->shared_ffn, err)))
+        return status;
+    uint64_t row = size_plus(size_times(c->experts_used, c->expert_ffn), c->shared_ffn);
+    return config_width(c, m->keys, "experts in use", row, &c->experts_row, err);
+}
+
+int bind_experts(struct model *m, int i, struct layer *l, struct err *err) {
+    const struct config *c = &m->config;
+    uint32_t d = c->hidden, f = c->expert_ffn, e = c->experts, s = c->shared_ffn;
+    int status;
+    if ((status = bind_vector(m, i, "ffn_gate_inp.weight", e, d, 0, &l->router, err)) ||
+        (status = bind_matrices(m, i, "ffn_gate_exps.weight", d, f, e, 0, &l->expert_gate, err)) ||
+        (status = bind_matrices(m, i, "ffn_up_exps.weight", d, f, e, 0, &l->expert_up, err)) ||
+        (status = bind_matrices(m, i, "ffn_down_exps.weight", f, d, e, 0, &l->expert_down, err)))
+        return status;
+    if (s == 0)
+        return SLUICE_OK;
+    if ((status =
+             bind_vector(m, i, "ffn_gate_inp_shexp.weight", d, 0, 0, &l->shared_switch, err)) ||
+        (status = bind_matrix(m, i, "ffn_gate_shexp.weight", d, s, 0, &l->shared_gate, err)) ||
+        (status = bind_matrix(m, i, "ffn_up_shexp.weight", d, s, 0, &l->shared_up, err)) ||
+        (status = bind_matrix(m, i, "ffn_down_shexp.weight", s, d, 0, &l->shared_down, err)))
+        return status;
+    return SLUICE_OK;
+}
+
+/* ---- hub folders -------------------------------------------------------------------------- */
+
+/* Layers without experts among others: none of the models that are released have any. */
+static int refuse_dense_layers(const struct hub *h, struct err *err) {
+    const json_t *step = json_object_get(h->folder->config, "decoder_sparse_step");
+    const json_t *list = json_object_get(h->folder->config, "mlp_only_layers");
+    if (json_is_integer(step) && json_integer_value(step) != 1)
+        return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                       "%s/config.json: decoder_sparse_step is %lld, expected 1: experts in every "
+                       "layer",
+                       h->folder->path, (long long)json_integer_value(step));
+    if (json_array_size(list) > 0)
+        return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                       "%s/config.json: mlp_only_layers has %zu layers, expected none: experts in "
+                       "every layer",
+                       h->folder->path, json_array_size(list));
+    return SLUICE_OK;
+}
+
+int hub_experts(struct hub *h, struct err *err) {
+    /* transformers 5 writes the second name for some families, and reads both. */
+    static const char *const names[] = {"num_experts", "num_local_experts"};
+    bool is_local = !json_object_get(h->folder->config, names[0]) &&
+                    json_object_get(h->folder->config, names[1]);
+    int status = refuse_dense_layers(h, err);
+    if (!status) /* ROUTE's weights always add up to 1 */
+        status = hub_refuse_flag(h, "norm_topk_prob", true, err);
+    return status ? status : hub_count(h, names[is_local], MAX_EXPERTS, &h->n_experts, err);
+}
+
+void hub_put_experts(struct hub_keys *k) {
+    hub_put_u32(k, "expert_count", k->hub->n_experts);
+    hub_copy_count(k, "num_experts_per_tok", "expert_used_count");
+    hub_copy_count(k, "moe_intermediate_size", "expert_feed_forward_length");
+}
+
+/* clang-format off */
+const struct hub_name hub_expert_names[] = {
+    {.theirs = "mlp.gate.weight",                .ours = "ffn_gate_inp.weight"},
+    {.theirs = "mlp.experts.down_proj",          .ours = "ffn_down_exps.weight"},
+    {.theirs = "mlp.experts.gate_up_proj",       .ours = "ffn_gate_exps.weight", .part = PART_FIRST_HALF},
+    {.theirs = "mlp.experts.gate_up_proj",       .ours = "ffn_up_exps.weight",   .part = PART_SECOND_HALF},
+    {.theirs = "mlp.experts.*.gate_proj.weight", .ours = "ffn_gate_exps.weight"},
+    {.theirs = "mlp.experts.*.up_proj.weight",   .ours = "ffn_up_exps.weight"},
+    {.theirs = "mlp.experts.*.down_proj.weight", .ours = "ffn_down_exps.weight"},
+    {0},
+};
+
+const struct hub_name hub_shared_expert_names[] = {
+    {.theirs = "mlp.shared_expert_gate.weight",      .ours = "ffn_gate_inp_shexp.weight", .is_squeezed = true},
+    {.theirs = "mlp.shared_expert.gate_proj.weight", .ours = "ffn_gate_shexp.weight"},
+    {.theirs = "mlp.shared_expert.up_proj.weight",   .ours = "ffn_up_shexp.weight"},
+    {.theirs = "mlp.shared_expert.down_proj.weight", .ours = "ffn_down_shexp.weight"},
+    {0},
+};
+/* clang-format on */
