@@ -602,6 +602,24 @@ def convert_equals_the_given_gguf():
 
 
 @test
+def convert_leaves_out_half_a_draft_block():
+    whole = DATA / "mtp/qwen35-mtp"
+    with tempfile.TemporaryDirectory() as d:
+        folder, out = Path(d) / "half", Path(d) / "out.gguf"
+        shutil.copytree(whole, folder)
+        weights = (folder / "model.safetensors").read_bytes()
+        for name, other, ours in [(b"mtp.layers.0.self_attn.k_norm", b"mtp.layers.9.self_attn.k_norm", "attn_k_norm"),
+                                  (b"mtp.norm.weight", b"mtp.xxxx.weight", "nextn.shared_head_norm")]:
+            assert weights.count(name) == 1
+            (folder / "model.safetensors").write_bytes(weights.replace(name, other))
+            _, _, err = run("convert", folder, out)
+            assert f"prediction is left out: it has no blk.2.{ours}.weight" in err, err
+            keys = inspect(out)["keys"]
+            assert keys["qwen35.block_count"]["value"] == 2 and "qwen35.nextn_predict_layers" not in keys
+            good("run", "-m", out, "-p", "x", "-n", "1", "--backend", "cpu")
+
+
+@test
 def convert_of_a_sharded_vision_checkpoint():
     with tempfile.TemporaryDirectory() as d:
         out = Path(d) / "out.gguf"

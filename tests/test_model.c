@@ -425,6 +425,31 @@ TEST(hub_takes_the_name_that_transformers_5_gives_num_experts) {
     folder_close(folder);
 }
 
+/* By config.json there is none, or by the tensors one is missing. */
+TEST(hub_knows_a_draft_block) {
+    static const char *const names[] = {"mtp/qwen35-mtp", "mtp/qwen35moe-mtp"};
+    for (int i = 0; i < 6; i++) {
+        struct folder *folder = NULL;
+        struct hub *hub = NULL;
+        struct err err = {0};
+        char missing[HUB_NAME];
+        EXPECT_INT(folder_open(&folder, test_data(names[i % 2]), true, &err), SLUICE_OK);
+        json_object_set_new(folder->config, "mtp_num_hidden_layers",
+                            i < 2   ? json_integer(1)
+                            : i < 4 ? json_integer(0)
+                                    : json_null());
+        EXPECT_INT(hub_open(&hub, folder, true, &err), SLUICE_OK);
+        EXPECT_INT(hub->n_mtp, i < 2 || i >= 4);
+        EXPECT((hub->n_skipped > 0) == (hub->n_mtp == 0));
+        EXPECT(!hub_draft_lacks(hub, missing));
+        hub->n_tensors -= hub->n_mtp; /* the last tensor, of the block */
+        EXPECT(hub_draft_lacks(hub, missing) == (hub->n_mtp == 1));
+        EXPECT(!hub->n_mtp || strcmp(missing, hub->tensors[hub->n_tensors].name) == 0);
+        hub_close(hub);
+        folder_close(folder);
+    }
+}
+
 /* ---- importance matrices ------------------------------------------------------------------ */
 
 /* Two entries: one of three columns, one of two experts of which the second was never chosen. */

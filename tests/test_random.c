@@ -501,6 +501,7 @@ TEST(random_caches_of_what_is_no_number) {
 struct odd_parts {
     uint32_t blocks, drafts; /* block_count and nextn_predict_layers; 0: as they are */
     const char *tensors[3];  /* of one value each */
+    const char *none;        /* a count that is written, as 0 */
 };
 
 static int describe_odd(const struct random_model *m, const struct odd_parts *odd,
@@ -513,6 +514,9 @@ static int describe_odd(const struct random_model *m, const struct odd_parts *od
         status = gguf_write_u32(w, blocks, odd->blocks, err);
     if (!status && odd->drafts)
         status = gguf_write_u32(w, drafts, odd->drafts, err);
+    snprintf(drafts, sizeof drafts, "%s.%s", m->arch, odd->none);
+    if (!status && odd->none)
+        status = gguf_write_u32(w, drafts, 0, err);
     for (int i = 0; !status && i < 3 && odd->tensors[i]; i++)
         status = gguf_write_tensor(w, str_of(odd->tensors[i]), DT_F32, (uint64_t[]){1}, 1, err);
     return status;
@@ -609,6 +613,36 @@ TEST(random_files_with_more_than_the_model) {
         if (!cases[i].error != !status || (status && !strstr(text, cases[i].error)))
             test_fail(__FILE__, __LINE__, "case %zu: %d %s, expected %s", i, status, text,
                       cases[i].error ? cases[i].error : "success");
+        sluice_model_close(model);
+    }
+    remove(path);
+}
+
+/* A count of 0 is none, as where the key is missing; where there must be one it is refused. */
+TEST(random_files_with_counts_of_0) {
+    static const struct {
+        const char *arch, *none, *error;
+    } cases[] = {
+        {"llama", "expert_count", NULL},
+        {"qwen35", "nextn_predict_layers", NULL},
+        {"qwen3moe", "expert_shared_feed_forward_length", NULL},
+        {"qwen35moe", "expert_shared_feed_forward_length", NULL},
+        {"llama", "attention.head_count_kv", "head_count_kv is 0, expected 1 to 4096"},
+    };
+    const char *path = test_temporary("none.gguf");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct random_model m = random_tiny(cases[i].arch);
+        struct odd_parts odd = {.none = cases[i].none};
+        sluice_model *model = NULL;
+        if (strstr(m.arch, "moe"))
+            m.experts = 3, m.used = 2;
+        m.kv_heads = cases[i].error ? 0 : m.kv_heads; /* the key has only the value 0 */
+        if (!write_holes(&m, &odd, path))
+            continue;
+        int status = sluice_model_open(&model, path);
+        const char *text = status ? sluice_model_error(model) : "";
+        if (!cases[i].error != !status || (status && !strstr(text, cases[i].error)))
+            test_fail(__FILE__, __LINE__, "%s of %s: %s", cases[i].none, m.arch, text);
         sluice_model_close(model);
     }
     remove(path);

@@ -153,6 +153,18 @@ static const char *name_of_folder(const char *path, char *buffer, size_t size) {
     return basename(buffer);
 }
 
+/* Without its draft block if that is not whole: nothing could draft with it. */
+static int open_hub(struct hub **out, const struct folder *folder, bool with_mtp, struct err *err) {
+    char missing[HUB_NAME];
+    int status = hub_open(out, folder, with_mtp, err);
+    if (status || !hub_draft_lacks(*out, missing))
+        return status;
+    warn("%s: the block for multi-token prediction is left out: it has no %s", folder->path,
+         missing);
+    hub_close(*out);
+    return hub_open(out, folder, false, err);
+}
+
 static int convert(const char *from, const char *to, const struct mixture *mixture, int threads,
                    bool with_mtp, const char *name, struct err *err) {
     struct folder *folder = NULL;
@@ -165,7 +177,7 @@ static int convert(const char *from, const char *to, const struct mixture *mixtu
     if (!status)
         status = folder_protect(folder, path, err);
     if (!status)
-        status = hub_open(&hub, folder, with_mtp, err);
+        status = open_hub(&hub, folder, with_mtp, err);
     if (!status) {
         j.hub = hub;
         j.mixture = mixture ? mixture : mixture_of_folder(hub);

@@ -285,6 +285,14 @@ static int index_names(struct binder *b) {
     return SLUICE_OK;
 }
 
+/* The folder has a draft block, which config.json may deny but need not mention. */
+static bool has_draft_block(const struct binder *b) {
+    const json_t *n = json_object_get(b->hub->folder->config, "mtp_num_hidden_layers");
+    uint32_t at;
+    return b->hub->arch->draft_names && !(json_is_integer(n) && json_integer_value(n) == 0) &&
+           strmap_get(&b->by_name, str_of(b->hub->arch->draft_names->theirs), &at);
+}
+
 int hub_open(struct hub **out, const struct folder *folder, bool with_mtp, struct err *err) {
     *out = NULL;
     struct hub *h = calloc(1, sizeof *h);
@@ -296,9 +304,7 @@ int hub_open(struct hub **out, const struct folder *folder, bool with_mtp, struc
     if (!status)
         status = index_names(&b);
     if (!status) {
-        uint32_t at;
-        h->n_mtp = with_mtp && h->arch->draft_names &&
-                   strmap_get(&b.by_name, str_of(h->arch->draft_names->theirs), &at);
+        h->n_mtp = with_mtp && has_draft_block(&b);
         /* A fused tensor becomes two, and one is made here. */
         b.capacity = 2 * folder->weights->n_tensors + 1;
         h->tensors = arena_array(&h->arena, b.capacity, sizeof *h->tensors);
@@ -319,6 +325,38 @@ void hub_close(struct hub *hub) {
         return;
     arena_free(&hub->arena);
     free(hub);
+}
+
+static bool has_tensor(const struct hub *h, const char *name) {
+    for (uint32_t i = 0; i < h->n_tensors; i++)
+        if (strcmp(h->tensors[i].name, name) == 0)
+            return true;
+    return false;
+}
+
+bool hub_draft_lacks(const struct hub *h, char name[HUB_NAME]) {
+    char like[32]; /* a layer with attention, as the block's is */
+    uint32_t layer = 0;
+    for (; h->n_mtp && layer < h->n_layers; layer++) {
+        snprintf(name, HUB_NAME, "blk.%u.attn_q.weight", layer);
+        if (has_tensor(h, name))
+            break;
+    }
+    snprintf(like, sizeof like, "blk.%u.", layer);
+    for (uint32_t i = 0; h->n_mtp && i < h->n_tensors; i++) {
+        const char *part = h->tensors[i].name + strlen(like);
+        if (strncmp(h->tensors[i].name, like, strlen(like)) != 0)
+            continue;
+        snprintf(name, HUB_NAME, "blk.%u.%s", h->n_layers, part);
+        if (!has_tensor(h, name))
+            return true;
+    }
+    for (const struct hub_name *row = h->arch->draft_names; h->n_mtp && row->theirs; row++) {
+        snprintf(name, HUB_NAME, "blk.%u.%s", h->n_layers, row->ours);
+        if (!has_tensor(h, name))
+            return true;
+    }
+    return false;
 }
 
 /* ---- reading ------------------------------------------------------------------------------ */

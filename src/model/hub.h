@@ -76,6 +76,11 @@ struct hub {
 int hub_open(struct hub **out, const struct folder *folder, bool with_mtp, struct err *err);
 void hub_close(struct hub *hub); /* takes NULL */
 
+/* Whether a tensor of the draft block is missing, and if so its name, ours. Without it the block
+ * cannot draft. */
+enum { HUB_NAME = 96 };
+bool hub_draft_lacks(const struct hub *hub, char name[HUB_NAME]);
+
 /* Rows [first, first + count) of a tensor as f32, in our order and form. */
 void hub_read_rows(const struct hub *hub, const struct hub_tensor *t, uint64_t first,
                    uint64_t count, float *out);
