@@ -563,7 +563,8 @@ def test_tools_that_are_required():
         first, only = (told.chat(tools=tools, **kw)["usage"] for kw in ({}, {"tool_choice": allowed}))  # what is cached of the prompt stays
         assert first["prompt_tokens"] == only["prompt_tokens"] == only["prompt_tokens_details"]["cached_tokens"] + 1, (first, only)
         for name, is_call in (("days", True), ("clock", False), ("no", False)):
-            for text in (f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>', f"<tool_call><function={name}></function></tool_call>"):
+            for text in (f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>', f"<tool_call><function={name}></function></tool_call>",
+                         f'<tool_call>{{"name": "{name}", "arguments": {{}}}}'):
                 message = told.chat(tools=tools, tool_choice=allowed, **mouth(text), enable_thinking=False, max_tokens=60)["choices"][0]["message"]
                 assert bool(message.get("tool_calls")) == is_call and (is_call or message["content"] == text), message
         required = told.chat(tools=tools, tool_choice={**allowed, "mode": "required"}, max_tokens=300)

@@ -306,7 +306,7 @@ static enum step step_tagged(struct tool_parser *p, size_t spaces) {
         return STEP_WAIT;
     /* Some models stop without the last tag. */
     struct str call = trimmed(body);
-    if (!(is_json ? try_json(p, call, held.len, false) : try_xml(p, call, held.len)))
+    if (!(is_json ? try_json(p, call, held.len, p->must_be_known) : try_xml(p, call, held.len)))
         give_text(p, n_open);
     return STEP_DONE;
 }
