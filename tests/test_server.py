@@ -815,6 +815,7 @@ def test_llama_completion():
     word = whole["content"].split()[2]
     stopped = ask(stop=[word])[2]
     assert stopped["stop_type"] == "word" and stopped["stopping_word"] == word and stopped["content"] == whole["content"].split(word)[0], stopped
+    assert all(r["tokens_cached"] == r["tokens_evaluated"] + r["tokens_predicted"] - 1 for r in (ask(stop=stop, n_predict=60)[2] for stop in "aeinst"))
     assert ask(stop=[f"Speaker {i}:" for i in range(63)] + [word])[2]["stopping_word"] == word
     many = ask(n_probs=100)[2]["completion_probabilities"][0]["top_logprobs"]
     assert len({p["id"] for p in many}) == 100 and many == sorted(many, key=lambda p: -p["logprob"]), many

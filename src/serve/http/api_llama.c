@@ -136,10 +136,10 @@ static json_t *prompt_json(const struct answer *a) {
     return out;
 }
 
-/* The context that was used: the last token of an answer was not processed. */
+/* The context that was used: the last token of an answer was not processed. Tokens that the
+ * scheduler handed out after a stop text do not count: how many depends on time. */
 static json_int_t context_tokens(const struct answer *a) {
-    uint32_t n_new = a->end ? a->end->report.n_new : 0;
-    return (json_int_t)(prompt_of(a)->n + (n_new > 0 ? n_new - 1 : 0));
+    return (json_int_t)(prompt_of(a)->n + (a->n_tokens > 0 ? a->n_tokens - 1 : 0));
 }
 
 /* What every object has. A stream's ids, which it has unasked, and log probabilities are those that
