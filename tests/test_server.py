@@ -1333,6 +1333,11 @@ def test_thinking_with_real_templates():
                 assert usage_2["prompt_tokens_details"]["cached_tokens"] >= usage["total_tokens"] - 2, (switch, usage, usage_2)
             at_once = s.chat(**{**extra, "thinking_budget": 0}, max_tokens=40)["choices"][0]["message"]
             assert at_once["content"] == "Hi." and len(at_once.get("reasoning_content") or "") < len(thought), at_once
+            for stop in (">", "><", "think", "\n<think>"):  # stop texts are looked for in the answer alone
+                chunks = openai_client(s).chat.completions.create(model="m", messages=FOX, max_tokens=40, stream=True, stop=stop, logprobs=True, extra_body=extra)
+                choices = [c.choices[0] for c in chunks]
+                assert "".join(c.delta.content or "" for c in choices) == "Hi.", (stop, choices)
+                assert "".join(t.token for c in choices for t in c.logprobs.content) == "Hi.", (stop, choices)
             pieces = [c.choices[0].delta.model_dump() for c in openai_client(s).chat.completions.create(
                 model="m", messages=FOX, max_tokens=40, stream=True, reasoning_effort="high", extra_body=extra)]
             assert "".join(p.get("reasoning_content") or "" for p in pieces) == thought and "".join(p["content"] or "" for p in pieces) == "Hi.", pieces

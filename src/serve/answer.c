@@ -261,10 +261,14 @@ static bool keep_logprobs(struct answer *a, int32_t token, struct job_logprobs *
     return true;
 }
 
-/* Control tokens give no text, but these mean something here. */
-static const char *marker_of(const struct ask_model *m, int32_t token) {
-    return token < 0                                       ? NULL
-           : token == m->think_open && m->think_is_silent  ? think_open
+/* Control tokens give no text, but these mean something here. So does the token that begins
+ * thinking where it gives text: that is no part of the answer, in which stop texts are looked for.
+ */
+static const char *marker_of(const struct answer *a, int32_t token) {
+    const struct ask_model *m = a->m;
+    bool begins = m->think_is_silent || a->phase == PHASE_BEGINS;
+    return token < 0 || a->phase == PHASE_RAW              ? NULL
+           : token == m->think_open && begins              ? think_open
            : token == m->think_close && m->think_is_silent ? think_close
            : token == m->python_tag                        ? "<|python_tag|>"
                                                            : NULL;
@@ -351,7 +355,7 @@ void answer_push(struct answer *a, int32_t token, struct job_logprobs *logprobs)
     a->n_reasoning += was_thought;
     if (!logprobs || was_thought || !keep_logprobs(a, token, logprobs))
         free(logprobs);
-    const char *marker = a->phase == PHASE_RAW ? NULL : marker_of(a->m, token);
+    const char *marker = marker_of(a, token);
     push_text(a, marker ? SLUICE_TEXT_END : token);
     if (marker)
         take_text(a, str_of(marker));
