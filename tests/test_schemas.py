@@ -82,6 +82,16 @@ def by_hand():
     yield {"type": "array", "prefixItems": [{"type": ["boolean", "string"]}], "minItems": 2, "items": {}, "anyOf": [arr(S, maxItems=3), S]}
     yield {"allOf": [{"type": "array", "prefixItems": [I], "items": S}, {"type": "array", "prefixItems": [{"minimum": 3}, {"maxLength": 2}, {"maxLength": 1}], "items": False, "minItems": 3}]}
     yield {"allOf": [{"type": "array", "prefixItems": [I, S], "items": False}, {"type": "array", "prefixItems": [I], "items": {"type": ["string", "null"]}, "minItems": 1}]}
+    # numbers that f64 does not tell apart; 1 and 1.0 inside of others; the stricter of two limits, and those of draft 4
+    for low, high in ((9007199254740993, 9007199254740994), (9223372036854775806, 9223372036854775807)):
+        yield {"allOf": [{"enum": [low, high]}, {"minimum": high}]}
+        yield {"allOf": [{"enum": [low, high, 1]}, {"enum": [high]}]}
+    yield {"allOf": [{"type": "integer", "minimum": 9007199254740993}, {"minimum": 9007199254740992, "maximum": 9007199254740994}]}
+    yield {"allOf": [{"enum": [[1], {"a": [1, 2]}, [True]]}, {"enum": [[1.0], {"a": [1.0, 2.0]}, [1]]}]}
+    yield {"type": "integer", "minimum": 100, "exclusiveMinimum": 0, "maximum": 101}
+    yield {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer", "minimum": 5, "exclusiveMinimum": True, "enum": [5, 6]}
+    yield {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer",
+           "oneOf": [{"maximum": 100}, {"minimum": 100, "exclusiveMinimum": True, "maximum": 110, "exclusiveMaximum": False}]}
     yield arr({"enum": [1.5, -2, 0, 1e6, None, True, [1, {"a": 2}]]}, minItems=1, maxItems=3)
     yield arr(arr(arr(I, maxItems=2), maxItems=2), minItems=1, maxItems=2)
     yield arr(I, minItems=3)
@@ -174,7 +184,10 @@ def generated(depth=0):
 
 REFUSED = {"not": {"not": {"type": "string"}}, "if": {"if": S, "then": S}, "uniqueItems": arr(I, uniqueItems=True), "contains": arr(I, contains=I),
            "dependentRequired": obj(a={"type": "object", "dependentRequired": {"x": ["y"]}}), "foo": {"foo": 1}, "format regex": {"type": "string", "format": "regex"},
-           "oneOf": {"oneOf": [I, N]}, "multipleOf": {"type": "number", "multipleOf": 0.01}, "$ref": {"$ref": "https://example.com/x"},
+           "oneOf": {"oneOf": [I, N]}, "alternatives 0 and 1": {"oneOf": [{"const": [1]}, {"const": [1.0]}]},
+           "0 and 1, expected": {"oneOf": [{"type": "integer", "maximum": 100}, {"type": "integer", "minimum": 100, "exclusiveMinimum": 0}]},
+           "oneOf: a value": {"oneOf": [{"type": "integer", "maximum": 100}, {"type": "integer", "minimum": 100, "exclusiveMinimum": False}]},
+           "may be valid": {"type": "integer", "oneOf": [{"maximum": 9007199254740993}, {"exclusiveMinimum": 9007199254740992}]}, "multipleOf": {"type": "number", "multipleOf": 0.01}, "$ref": {"$ref": "https://example.com/x"},
            "leads to no schema": {"$ref": "#/$defs/none"}, "refers to itself": {"$ref": "#"}, "look ahead": {"type": "string", "pattern": "^(?=a)b$"},
            "maxLength": {"type": "string", "pattern": "^a+$", "maxLength": 5}, "a schema is an object": {"items": 5, "type": "array"}, "never ends": False,
            "enum or const beside propertyNames": {"enum": [{"k": 1}], "propertyNames": {"maxLength": 3}}, "enum or const beside patternProperties": {"const": {"a": 1}, "patternProperties": {"^a": S}},

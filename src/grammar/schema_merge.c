@@ -1,4 +1,5 @@
 /* schema_merge.c - merging schemas that must all hold, and when two exclude each other. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -120,8 +121,7 @@ static unsigned type_of_value(const json_t *value) {
     case JSON_INTEGER:
         return TYPE_INTEGER;
     case JSON_REAL:
-        return json_real_value(value) == (double)(json_int_t)json_real_value(value) ? TYPE_INTEGER
-                                                                                    : TYPE_NUMBER;
+        return floor(json_real_value(value)) == json_real_value(value) ? TYPE_INTEGER : TYPE_NUMBER;
     case JSON_STRING:
         return TYPE_STRING;
     case JSON_ARRAY:
@@ -168,11 +168,41 @@ static json_t *write_types(unsigned types) {
 
 /* ---- values ------------------------------------------------------------------------------- */
 
-/* As JSON Schema compares: 1 and 1.0 are equal. */
+static int compare_integers(json_int_t a, json_int_t b) {
+    return (a > b) - (a < b);
+}
+
+/* Below 0, 0 or above 0. Exact: f64 does not tell all integers above 2^53 apart. */
+static int compare_numbers(const json_t *a, const json_t *b) {
+    const double limit = 9223372036854775808.0; /* what the largest integers are as f64 */
+    double x = json_number_value(a), y = json_number_value(b);
+    if (json_is_integer(a) && json_is_integer(b))
+        return compare_integers(json_integer_value(a), json_integer_value(b));
+    if (x != y || json_is_real(a) == json_is_real(b))
+        return (x > y) - (x < y);
+    if (x == limit)
+        return json_is_real(a) ? 1 : -1;
+    return json_is_real(a) ? compare_integers((json_int_t)x, json_integer_value(b))
+                           : compare_integers(json_integer_value(a), (json_int_t)y);
+}
+
+/* As JSON Schema compares: 1 and 1.0 are equal, also inside of others. */
 static bool same_value(const json_t *a, const json_t *b) {
+    const char *key;
+    const json_t *each;
+    size_t i;
     if (json_is_number(a) && json_is_number(b))
-        return json_number_value(a) == json_number_value(b);
-    return json_equal(a, b);
+        return compare_numbers(a, b) == 0;
+    if (json_typeof(a) != json_typeof(b) || json_array_size(a) != json_array_size(b) ||
+        json_object_size(a) != json_object_size(b))
+        return false;
+    json_array_foreach(a, i, each) if (!same_value(each, json_array_get(b, i))) return false;
+    json_object_foreach((json_t *)a, key, each) {
+        const json_t *other = json_object_get(b, key);
+        if (!other || !same_value(each, other))
+            return false;
+    }
+    return json_is_array(a) || json_is_object(a) || json_equal(a, b);
 }
 
 static bool is_listed(struct schema *s, const json_t *values, const json_t *value) {
@@ -197,18 +227,42 @@ static double limit(const json_t *flat, const char *key, double none) {
     return json_is_number(value) ? json_number_value(value) : none;
 }
 
+/* The stricter of the two limits of a side; `at` NULL: there is none. In draft 4 "exclusive..." is
+ * true or false. */
+struct bound {
+    const json_t *at;
+    bool is_open;
+};
+
+static struct bound bound_of(const json_t *flat, bool is_low) {
+    const json_t *closed = json_object_get(flat, is_low ? "minimum" : "maximum");
+    const json_t *open = json_object_get(flat, is_low ? "exclusiveMinimum" : "exclusiveMaximum");
+    if (!json_is_number(closed))
+        closed = NULL;
+    if (!json_is_number(open))
+        return (struct bound){closed, json_is_true(open)};
+    int order = closed ? compare_numbers(open, closed) : 0;
+    return order == 0 || (order > 0) == is_low ? (struct bound){open, true}
+                                               : (struct bound){closed, false};
+}
+
+/* Whether no number is above the one and below the other. */
+static bool is_empty_range(struct bound low, struct bound high) {
+    int order = low.at && high.at ? compare_numbers(low.at, high.at) : -1;
+    return order > 0 || (order == 0 && (low.is_open || high.is_open));
+}
+
 bool schema_value_fits(struct schema *s, const json_t *flat, const json_t *value) {
     const double inf = 1e308;
-    double x = json_number_value(value);
     if (!(schema_types(s, flat) & type_of_value(value)))
         return false;
     const json_t *values = values_of(s, flat);
     if (values && !is_listed(s, values, value))
         return false;
+    const struct bound own = {value, false};
     if (json_is_number(value))
-        return x >= limit(flat, "minimum", -inf) && x <= limit(flat, "maximum", inf) &&
-               x > limit(flat, "exclusiveMinimum", -inf) &&
-               x < limit(flat, "exclusiveMaximum", inf);
+        return !is_empty_range(bound_of(flat, true), own) &&
+               !is_empty_range(own, bound_of(flat, false));
     if (json_is_string(value)) {
         double n = (double)count_characters(json_string_value(value));
         return n >= limit(flat, "minLength", 0) && n <= limit(flat, "maxLength", inf);
@@ -327,7 +381,7 @@ static json_t *both_choices(const json_t *a, const json_t *b, const char *key) {
 }
 
 static json_t *stricter(const json_t *a, const json_t *b, bool is_low) {
-    bool takes_a = (json_number_value(a) > json_number_value(b)) == is_low;
+    bool takes_a = (compare_numbers(a, b) > 0) == is_low;
     return json_incref((json_t *)(takes_a ? a : b));
 }
 
@@ -512,19 +566,8 @@ static bool objects_exclude(struct schema *s, const json_t *a, const json_t *b) 
 }
 
 static bool ranges_exclude(const json_t *a, const json_t *b) {
-    const double inf = 1e308;
-    double a_low = limit(a, "minimum", limit(a, "exclusiveMinimum", -inf));
-    double b_low = limit(b, "minimum", limit(b, "exclusiveMinimum", -inf));
-    double a_high = limit(a, "maximum", limit(a, "exclusiveMaximum", inf));
-    double b_high = limit(b, "maximum", limit(b, "exclusiveMaximum", inf));
-    bool touches = json_object_get(a, "exclusiveMinimum") ||
-                   json_object_get(b, "exclusiveMinimum") ||
-                   json_object_get(a, "exclusiveMaximum") || json_object_get(b, "exclusiveMaximum");
-    return a_low > b_high || b_low > a_high ||
-           (touches && ((a_low == b_high && (json_object_get(a, "exclusiveMinimum") ||
-                                             json_object_get(b, "exclusiveMaximum"))) ||
-                        (b_low == a_high && (json_object_get(b, "exclusiveMinimum") ||
-                                             json_object_get(a, "exclusiveMaximum")))));
+    return is_empty_range(bound_of(a, true), bound_of(b, false)) ||
+           is_empty_range(bound_of(b, true), bound_of(a, false));
 }
 
 static bool sizes_exclude(const json_t *a, const json_t *b, const char *min_key,
