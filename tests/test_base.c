@@ -131,6 +131,31 @@ TEST(str_compares_slices) {
 }
 
 /* Values of xxHash's own self-test, over its own buffer: every path through XXH3 by length. */
+/* XXH3 multiplies the halves of 8 bytes, each XORed with constants: where one half becomes 0 the
+ * other does not matter but for its sum with that of another place. */
+TEST(hash_with_a_secret_has_no_equals_by_choice) {
+    struct hash128 names[2][2];
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t first[] = {0x396CFEB8, 100 + i}, second[] = {0x2C81017C, 100 - i};
+        unsigned char bytes[512] = {0};
+        memcpy(bytes, first, sizeof first);
+        memcpy(bytes + 64, second, sizeof second);
+        for (int is_secret = 0; is_secret < 2; is_secret++) {
+            struct hash h, same;
+            (is_secret ? hash_begin_secret : hash_begin)(&h);
+            (is_secret ? hash_begin_secret : hash_begin)(&same);
+            hash_add(&h, bytes, sizeof bytes);
+            hash_add(&same, bytes, 100);
+            hash_add(&same, bytes + 100, sizeof bytes - 100);
+            names[is_secret][i] = hash128_end(&h);
+            EXPECT(hash128_equal(names[is_secret][i], hash128_end(&same)));
+        }
+    }
+    EXPECT(hash128_equal(names[0][0], names[0][1]));
+    EXPECT(!hash128_equal(names[1][0], names[1][1]));
+    EXPECT(!hash128_equal(names[0][0], names[1][0]));
+}
+
 TEST(hash_is_xxh3) {
     static const struct {
         size_t n;

@@ -1,6 +1,10 @@
 /* hash.c - XXH3, by xxHash's header alone: nothing is linked. */
 #include "base/hash.h"
 
+#include <pthread.h>
+#include <sys/random.h>
+#include <time.h>
+
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -25,6 +29,26 @@ void hash_begin(struct hash *h) {
     XXH3_state_t *state = (XXH3_state_t *)h->state;
     XXH3_INITSTATE(state);
     XXH3_128bits_reset(state);
+}
+
+static unsigned char secret[XXH3_SECRET_SIZE_MIN];
+
+static void draw_secret(void) {
+    if (getrandom(secret, sizeof secret, GRND_NONBLOCK) == sizeof secret)
+        return;
+    uint64_t x = (uint64_t)time(NULL) ^ (uint64_t)(uintptr_t)&secret; /* the system has none yet */
+    for (size_t i = 0; i < sizeof secret; i++) {
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u + 0x9E3779B97F4A7C15u;
+        secret[i] = (unsigned char)(x >> 56);
+    }
+}
+
+void hash_begin_secret(struct hash *h) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, draw_secret);
+    XXH3_state_t *state = (XXH3_state_t *)h->state;
+    XXH3_INITSTATE(state);
+    XXH3_128bits_reset_withSecret(state, secret, sizeof secret);
 }
 
 void hash_add(struct hash *h, const void *bytes, size_t n) {

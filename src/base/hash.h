@@ -1,8 +1,9 @@
 /* hash.h - XXH3 of bytes, at once or in parts: 64 bits for checksums, 128 bits for names that are
  * not compared any further.
  *
- * Not for keys that an attacker may choose: see str_hash. The values are those of XXH3 with seed 0,
- * on every machine and in every release, so files may hold them. */
+ * The values are those of XXH3 with seed 0, on every machine and in every release, so files may
+ * hold them. Whoever chooses the bytes can choose them to have the hash of others: names of what
+ * clients send begin with hash_begin_secret. */
 #ifndef BASE_HASH_H
 #define BASE_HASH_H
 
@@ -27,6 +28,7 @@ struct hash {
     _Alignas(64) uint8_t state[576];
 };
 void hash_begin(struct hash *h);
+void hash_begin_secret(struct hash *h); /* other values in each process, which nobody can predict */
 void hash_add(struct hash *h, const void *bytes, size_t n);
 uint64_t hash64_end(const struct hash *h);
 struct hash128 hash128_end(const struct hash *h);

@@ -132,7 +132,7 @@ static struct format *find(struct formats *f, struct hash128 name) {
 static struct hash128 name_of(enum format_kind kind, struct str text) {
     struct hash h;
     unsigned char byte = (unsigned char)kind;
-    hash_begin(&h);
+    hash_begin_secret(&h);
     hash_add(&h, &byte, 1);
     hash_add(&h, text.at, text.len);
     return hash128_end(&h);

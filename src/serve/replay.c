@@ -17,7 +17,7 @@ static void hash_json(struct hash *h, const json_t *value) {
 
 struct hash128 replay_start(const json_t *tools) {
     struct hash h;
-    hash_begin(&h);
+    hash_begin_secret(&h);
     hash_json(&h, tools);
     return hash128_end(&h);
 }
@@ -36,7 +36,7 @@ struct hash128 replay_add(struct hash128 before, const json_t *message) {
     struct hash h;
     json_t *call;
     size_t i;
-    hash_begin(&h);
+    hash_begin_secret(&h);
     hash_add(&h, &before, sizeof before);
     hash_json(&h, json_object_get(message, "role"));
     hash_json(&h, json_object_get(message, "content"));
