@@ -676,6 +676,47 @@ TEST(engine_refuses_what_does_not_fit_and_says_what_would) {
     sluice_model_close(model);
 }
 
+/* Fewer pages first, then fewer sequences; what is left of the options still opens. */
+TEST(engine_shrinks_to_what_fits) {
+    enum { BATCH = 8, CONTEXT = 1024 };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        sluice_model *model = NULL;
+        sluice_engine *engine = NULL;
+        struct err err;
+        struct sluice_memory whole, single;
+        struct sluice_engine_options o = options_for(CONTEXT, BATCH), one = options_for(CONTEXT, 1);
+        const char *path = models[i][0] == 'm' ? models[i] : test_data(models[i]);
+        EXPECT_INT(sluice_model_open(&model, path), SLUICE_OK);
+        o.snapshot_bytes = one.snapshot_bytes = 0;
+        EXPECT_INT(engine_prepare(&engine, model, &one, false, &err), SLUICE_OK);
+        single = engine_memory_of(engine, &engine->predicted);
+        engine_close(engine);
+        EXPECT_INT(engine_prepare(&engine, model, &o, false, &err), SLUICE_OK);
+        whole = engine_memory_of(engine, &engine->predicted);
+        for (int step = 0; step < 16; step++) { /* from all there is to less than for one */
+            struct sluice_engine_options less = o;
+            less.memory_limit = single.total + (whole.total - single.total) * step / 15;
+            less.memory_limit = step ? less.memory_limit * 8 / 7 + 8 : single.weights + 1;
+            bool keeps_batch = step % 2;
+            if (!fit_shrink(engine, &less, !keeps_batch)) {
+                EXPECT(step == 0 || keeps_batch);
+                continue;
+            }
+            EXPECT(step > 0);
+            sluice_engine *smaller;
+            EXPECT(less.batch == less.sequences && (!keeps_batch || less.batch == BATCH));
+            EXPECT_INT(sluice_engine_open(&smaller, model, &less), SLUICE_OK);
+            EXPECT(smaller->setup.n_pages >= smaller->setup.pages_per_seq);
+            EXPECT(engine_memory_of(smaller, &smaller->predicted).total <=
+                   less.memory_limit - less.memory_limit / 8);
+            EXPECT(step < 15 || (less.kv_bytes == 0 && less.batch == BATCH));
+            sluice_engine_close(smaller);
+        }
+        engine_close(engine);
+        sluice_model_close(model);
+    }
+}
+
 /* ---- hidden states ------------------------------------------------------------------------ */
 
 /* The largest difference of a row of logits from head x hidden, beside the largest logit. */

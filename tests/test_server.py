@@ -1650,6 +1650,14 @@ def test_ollama_logprobs():
 
 # ---- snapshots -------------------------------------------------------------------------------------
 
+def test_memory_that_is_short():
+    """Defaults are made smaller until they fit; what was asked for is not."""
+    with own("-c", 1_000_000, "--batch", 512) as s:
+        told = [x for x in s.text().decode().splitlines() if x.startswith("memory is short: ")]
+        assert len(told) == 1 and re.search(r"share a KV cache of \d+ tokens, not 1000000 each", told[0]), s.text()
+        assert s.chat(FOX, max_tokens=3)["usage"]["completion_tokens"] == 3
+
+
 def test_snapshots():
     folder = TMP / "kept"
     turns = [FOX[0]]

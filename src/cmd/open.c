@@ -62,7 +62,7 @@ int common_opts(struct opt *table, int n, struct common *c, unsigned groups) {
         {WITH_CPU, {"--exact", 0, OPT_FLAG, &c->exact, NULL, "f32 activations and f32 KV cache"}},
         {WITH_DRAFT, {"--draft", 0, OPT_INT, &c->draft, "N", "guess up to N tokens ahead and verify them in one step; 0: off; default: 7, bench and explain: 0"}},
         {WITH_DRAFT, {"--mtp", 0, OPT_INT, &c->mtp, "N", "of these, up to N by the model's own block for multi-token prediction; 0: off; default: 3 where it has one, bench and explain: 0"}},
-        {WITH_CACHE, {"--kv-bytes", 0, OPT_SIZE, &c->kv_bytes, "SIZE", "size of the KV cache; default: enough for all sequences in full"}},
+        {WITH_CACHE, {"--kv-bytes", 0, OPT_SIZE, &c->kv_bytes, "SIZE", "size of the KV cache; default: enough for all sequences in full, in serve what fits"}},
         {WITH_CACHE, {"--snapshot-bytes", 0, OPT_SIZE, &c->snapshot_bytes, "SIZE", "device memory for snapshots of recurrent state"}},
         {WITH_CACHE, {"--cache-bytes", 0, OPT_SIZE, &c->cache_bytes, "SIZE", "host memory for cached prompts that don't fit on the device; default: none"}},
         {WITH_CACHE, {"--cache-dir", 0, OPT_STRING, &c->cache_dir, "DIR", "folder that keeps processed prompts for later runs"}},
@@ -389,8 +389,44 @@ static void show_loading(void *user, uint64_t done, uint64_t total) {
     progress_update(p, done);
 }
 
-int common_open_engine(sluice_model *model, const struct sluice_engine_options *options, bool taps,
-                       sluice_engine **engine) {
+/* What does not fit goes without some of its memory, where that is a choice of ours. */
+static int prepare(sluice_model *model, struct sluice_engine_options *o, bool taps,
+                   enum shrink shrink, sluice_engine **engine, struct err *err) {
+    bool may_batch_less = shrink == SHRINK_PAGES_AND_BATCH;
+    int status = engine_prepare(engine, model, o, taps, err);
+    if (status || engine_fits(*engine, o))
+        return status;
+    bool is_smaller = shrink && fit_shrink(*engine, o, may_batch_less);
+    if (!is_smaller && (*engine)->setup.block_drafts) {
+        warn("the block for multi-token prediction does not fit into memory, so it is not used (as "
+             "with --mtp 0)");
+        o->block_drafts = 0;
+        is_smaller = true;
+        if (shrink)
+            fit_shrink(*engine, o, may_batch_less);
+    }
+    if (!is_smaller)
+        return status;
+    engine_close(*engine);
+    return engine_prepare(engine, model, o, taps, err);
+}
+
+/* What the user may have counted on is less than in full. */
+static void tell_shrunk(const sluice_engine *e, const struct sluice_engine_options *wanted) {
+    const struct setup *s = &e->setup;
+    uint64_t tokens = (uint64_t)s->n_pages * IO_PAGE_POSITIONS;
+    if (s->n_seqs < wanted->sequences)
+        say(SAY_NORMAL, "memory is short: %u answers at the same time, not %u (--batch)", s->n_seqs,
+            wanted->sequences);
+    if (s->n_pages < s->n_seqs * s->pages_per_seq)
+        say(SAY_NORMAL,
+            "memory is short: answers share a KV cache of %llu tokens, not %u each (--kv-bytes, "
+            "--kv)",
+            (unsigned long long)tokens, s->context);
+}
+
+int common_open_engine_shrunk(sluice_model *model, const struct sluice_engine_options *options,
+                              bool taps, enum shrink shrink, sluice_engine **engine) {
     struct sluice_engine_options o = *options;
     struct progress bar = {0};
     struct err err = {0};
@@ -400,14 +436,7 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
     o.progress = show_loading;
     o.user = &bar;
     interrupt_while_loading(true);
-    int status = engine_prepare(engine, model, &o, taps, &err);
-    if (!status && (*engine)->setup.block_drafts && !engine_fits(*engine, &o)) {
-        warn("the block for multi-token prediction does not fit into memory, so it is not used (as "
-             "with --mtp 0)");
-        engine_close(*engine);
-        o.block_drafts = 0;
-        status = engine_prepare(engine, model, &o, taps, &err);
-    }
+    int status = prepare(model, &o, taps, shrink, engine, &err);
     if (!status)
         status = engine_load(*engine, &o, &err);
     interrupt_while_loading(false);
@@ -416,11 +445,18 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
         warn_of_context(*engine);
         if ((*engine)->kind->uses_host_weights)
             warn_of_threads(o.threads);
+        if (shrink)
+            tell_shrunk(*engine, options);
         return 0;
     }
     engine_close(*engine);
     *engine = NULL;
     return fail(&err);
+}
+
+int common_open_engine(sluice_model *model, const struct sluice_engine_options *options, bool taps,
+                       sluice_engine **engine) {
+    return common_open_engine_shrunk(model, options, taps, SHRINK_NOTHING, engine);
 }
 
 int common_check_windows(const char *verb, int *window, int max, int context) {

@@ -71,6 +71,10 @@ int common_make_cache_dir(const struct common *c);
 int common_open_model(struct common *c, sluice_model **model);
 int common_open_engine(sluice_model *model, const struct sluice_engine_options *options, bool taps,
                        sluice_engine **engine);
+/* The same, with less than the options say where that does not fit (fit_shrink). */
+enum shrink { SHRINK_NOTHING, SHRINK_PAGES, SHRINK_PAGES_AND_BATCH };
+int common_open_engine_shrunk(sluice_model *model, const struct sluice_engine_options *options,
+                              bool taps, enum shrink shrink, sluice_engine **engine);
 
 /* One line on stderr if so many threads are more than the processors that this process may use. */
 void warn_of_threads(int threads);

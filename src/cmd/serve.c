@@ -59,13 +59,18 @@ static bool is_origin(const char *z) {
     return !*end || (*end == ':' && end[1] && !end[1 + strspn(end + 1, "0123456789")]);
 }
 
+static int batch_of(const struct serve *s) {
+    enum { USUAL_BATCH = 16 };
+    return s->batch == NOT_GIVEN ? USUAL_BATCH : s->batch;
+}
+
 static int check(struct serve *s) {
     const struct {
         const char *name;
         int value, min, max;
     } ints[] = {
         {"--port", s->port == NOT_GIVEN ? 0 : s->port, 0, 65535},
-        {"--batch", s->batch, 1, 4096},
+        {"--batch", batch_of(s), 1, 4096},
         {"--queue", s->queue, 0, 1 << 20},
         {"--drain", s->drain, 0, 86400},
         {"--idle", s->idle, 1, 86400},
@@ -139,7 +144,7 @@ static int parse(struct serve *s, int argc, char **argv) {
         {"--prefix", 0, OPT_STRING, &s->server.prefix, "PATH", "prefix of all paths, for a reverse proxy: /llm"},
         {"--name", 0, OPT_STRING, &s->name, "NAME", "the model's name for clients; default: the file's"},
         {"--chat-template", 0, OPT_STRING, &s->template, "FILE|TEXT", "Jinja template to use instead of the model's"},
-        {"--batch", 0, OPT_INT, &s->batch, "N", "answers generated at the same time; default: 16"},
+        {"--batch", 0, OPT_INT, &s->batch, "N", "answers generated at the same time; default: 16, or what fits"},
         {"--queue", 0, OPT_INT, &s->queue, "N", "answers that may wait; more are refused with 429; default: 256"},
         {"--no-burst", 0, OPT_FLAG, &s->server.has_no_bursts, NULL, "one token per submission: on a GPU, new requests wait less"},
         {"--max-body", 0, OPT_SIZE, &s->body_bytes, "SIZE", "largest request; default: 16M"},
@@ -287,12 +292,19 @@ static uint64_t snapshot_bytes(const struct sluice_engine_options *o) {
 static struct sluice_engine_options engine_options(const struct serve *s) {
     struct sluice_engine_options o = common_engine(&s->common);
     const struct backend_kind *kind = backend_find(o.backend);
-    o.sequences = o.batch = (uint32_t)s->batch;
+    o.sequences = o.batch = (uint32_t)batch_of(s);
     o.cache_dir_bytes -= o.cache_dir ? snapshot_bytes(&o) : 0;
     o.hidden = s->embeddings || (kind && !kind->has_burst); /* hidden states disable bursts */
     if (s->common.snapshot_bytes == UINT64_MAX)
         o.snapshot_bytes = 512 << 20; /* every turn of a conversation continues from one */
     return o;
+}
+
+/* What was asked for stays as it is; defaults are made smaller until the model fits. */
+static enum shrink may_shrink(const struct serve *s) {
+    return s->common.kv_bytes != UINT64_MAX ? SHRINK_NOTHING
+           : s->batch != NOT_GIVEN          ? SHRINK_PAGES
+                                            : SHRINK_PAGES_AND_BATCH;
 }
 
 /* The file's or folder's name without its ending. */
@@ -320,7 +332,7 @@ static int load_and_serve(struct serve *s, struct server *server) {
         exit = read_template(s, model, &template); /* before the weights are loaded */
     if (!exit) {
         struct sluice_engine_options o = engine_options(s);
-        exit = common_open_engine(model, &o, false, &engine);
+        exit = common_open_engine_shrunk(model, &o, false, may_shrink(s), &engine);
     }
     if (!exit) {
         common_announce(&s->common, model, engine);
@@ -372,7 +384,7 @@ int cmd_serve(int argc, char **argv) {
         .common = common_default(),
         .server = server_options_default(),
         .port = NOT_GIVEN,
-        .batch = 16,
+        .batch = NOT_GIVEN,
         .queue = 256,
         .drain = 30,
         .idle = 60,

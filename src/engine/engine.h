@@ -184,8 +184,13 @@ int fit_find(struct fit *out, const struct sluice_engine *e,
              const struct sluice_engine_options *options, struct err *err);
 /* The advice as one line, "-c 4096, --kv q8_0". Returns out. */
 const char *fit_advice(const struct fit *f, char *out, size_t size);
-/* An error for what does not fit, with the advice. */
 bool engine_fits(const struct sluice_engine *e, const struct sluice_engine_options *options);
+/* Options for many sequences with which e's model fits, and leaves an eighth of what is free: fewer
+ * pages of the KV cache, but all that one sequence can fill, and if `may_batch_less` fewer
+ * sequences. False: there are none. */
+bool fit_shrink(const struct sluice_engine *e, struct sluice_engine_options *options,
+                bool may_batch_less);
+/* An error for what does not fit, with the advice. */
 int fit_check(const struct sluice_engine *e, const struct sluice_engine_options *options,
               struct err *err);
 

@@ -100,6 +100,45 @@ const char *fit_advice(const struct fit *f, char *out, size_t size) {
     return out;
 }
 
+/* The pages that fit below the limit, in o->kv_bytes. */
+static bool shrink_pages(const struct sluice_engine *e, struct sluice_engine_options *o,
+                         uint64_t limit) {
+    struct sluice_engine *whole;
+    struct err ignored;
+    bool has_room = false;
+    o->kv_bytes = 0;
+    if (engine_prepare(&whole, e->model, o, e->setup.n_taps > 1, &ignored) == SLUICE_OK) {
+        const struct setup *s = &whole->setup;
+        uint64_t page = whole->state.layout.page_bytes;
+        uint64_t total = engine_memory_of(whole, &whole->predicted).total;
+        uint64_t rest = total - s->n_pages * page;
+        has_room = total <= limit;
+        if (!has_room && page && rest < limit && (limit - rest) / page >= s->pages_per_seq) {
+            o->kv_bytes = (limit - rest) / page * page;
+            has_room = would_fit(e, o, limit);
+        }
+    }
+    engine_close(whole);
+    return has_room;
+}
+
+bool fit_shrink(const struct sluice_engine *e, struct sluice_engine_options *options,
+                bool may_batch_less) {
+    struct sluice_engine_options o = *options;
+    uint64_t limit;
+    struct err ignored;
+    if (fit_limit(e, options, &limit, &ignored))
+        return false;
+    limit -= limit / 8;
+    while (!shrink_pages(e, &o, limit)) {
+        if (!may_batch_less || o.batch <= 1)
+            return false;
+        o.batch = o.sequences = o.batch / 2;
+    }
+    *options = o;
+    return true;
+}
+
 int fit_check(const struct sluice_engine *e, const struct sluice_engine_options *o,
               struct err *err) {
     struct fit f;
