@@ -129,6 +129,9 @@ def check_chat(p):
     assert len(first) > 60, first
     stats = p.one("article.assistant .stats").text
     assert re.match(r"60 tokens · [\d.]+ tok/s · first after [\d.]+ s · \d+ of \d+ prompt tokens cached · cut at the limit$", stats), stats
+    p.click("[aria-label='Go on']")
+    p.wait("more of it", lambda: not p.is_busy() and len(p.one("article.assistant .md").text) > len(first) + 60)
+    assert p.one("article.assistant .md").text.startswith(first) and len(p.all("article")) == 2
     p.say("And then?")
     p.answered()
     stats = p.all("article.assistant .stats")[1].text
@@ -228,6 +231,47 @@ def check_list(p):
     assert len(p.all("#chats li")) == 1
     p.click("#toast button")
     assert len(p.all("#chats li")) == 2
+
+
+def check_files(p):
+    """What is exported comes back, once, also where it is still there; what is no export is refused."""
+    p.js("window.saved = []; const own = URL.createObjectURL; URL.createObjectURL = (b) => { b.text().then((t) => saved.push(t)); return own(b); }")
+    p.click("#open-panel")
+    p.click("#save-markdown")
+    p.click("#export")
+    p.wait("both are saved", lambda: p.js("return saved.length") == 2)
+    text, chats = p.js("return saved")
+    shown = p.all("article.user .plain")[0].text
+    assert text.startswith(f"# {p.one('#title').text}\n\n## You\n\n{shown}\n\n## Answer\n\n"), text
+    kept = p.js("return Object.entries(localStorage).filter(([k]) => k.startsWith('sluice.chat.')).sort()")
+    good = {c["id"]: c for c in json.loads(chats)["chats"]}
+    assert len(good) == len(kept) == len(p.all("#chats li"))
+    loop, lost, wrong = (json.loads(json.dumps([*good.values()][0])) for _ in range(3))
+    loop["id"], lost["id"], wrong["id"] = "loop", "lost", "wrong"
+    node = next(n for n in loop["nodes"].values() if n["parent"] == "root")
+    node["children"] = [node["id"]]
+    lost["nodes"]["far"] = {**lost["nodes"]["root"], "id": "far", "children": []}
+    wrong["nodes"]["root"]["children"].append("nobody")
+    def bring(value):
+        file = Path(tempfile.mkdtemp()) / "chats.json"
+        file.write_text(value)
+        p.js("document.getElementById('toast').replaceChildren()")
+        p.one("#import-file").send_keys(str(file))
+        p.wait("it is told", lambda: p.one("#toast").text)
+        return p.one("#toast").text
+    for value in ("no JSON", "[]", '{"chats": [null, 3, {"id": "x"}]}', json.dumps({"chats": [loop, lost, wrong]})):
+        assert bring(value) == "chats.json has no conversations that were exported here.", value
+    for i in range(2):
+        if i == 1:
+            p.js("for (const k of Object.keys(localStorage)) if (k.startsWith('sluice.chat.')) localStorage.removeItem(k)")
+            p.d.refresh()
+            p.wait("all are gone", lambda: p.all(".welcome"))
+        assert bring(chats) == f"Imported: {len(good)} conversations.", p.one("#toast").text
+        assert p.js("return Object.entries(localStorage).filter(([k]) => k.startsWith('sluice.chat.')).sort()") == kept
+    p.js("document.querySelectorAll('#chats .open')[1].click()")
+    p.wait("the first one is shown", lambda: p.all("article.user .plain") and p.all("article.user .plain")[0].text == "Tell me a story about a fox.")
+    if p.one("#panel").is_displayed():
+        p.click("#close-panel")
 
 
 def check_hostile_text(p):
@@ -392,7 +436,7 @@ def check_phone(p):
 
 def check_names(p):
     """Every control says what it is."""
-    bad = p.js("return [...document.querySelectorAll('button, input, textarea, summary, [role=button]')]"
+    bad = p.js("return [...document.querySelectorAll('button, input, select, textarea, summary, [role=button]')]"
                ".filter((e) => !(e.getAttribute('aria-label') || e.textContent.trim() || e.closest('label'))).map((e) => e.outerHTML)")
     assert not bad, bad
 
@@ -428,7 +472,7 @@ def main():
         p = Page(driver)
         driver.get(s.address)
         p.wait("the page starts", lambda: p.all(".welcome"))
-        for check in (check_chat, check_stop, check_branches, check_plan, check_reload, check_list, check_two_tabs, check_rich_text, check_hostile_text, check_costly_text, check_names, check_phone):
+        for check in (check_chat, check_stop, check_branches, check_plan, check_reload, check_list, check_files, check_two_tabs, check_rich_text, check_hostile_text, check_costly_text, check_names, check_phone):
             running = check.__name__
             check(p)
             p.check_log()

@@ -41,9 +41,19 @@ function store(key, value) {
   }
 }
 
+// A conversation whose nodes are one tree: what is stored, and what an imported file should have.
 function isChat(c) {
-  return c && typeof c.id === "string" && typeof c.title === "string" && c.nodes && c.nodes.root &&
-    Object.values(c.nodes).every((n) => Array.isArray(n.children) && n.children.every((id) => c.nodes[id]));
+  if (!c || typeof c.id !== "string" || typeof c.title !== "string" || !c.settings || !c.nodes || !c.nodes.root) return false;
+  const total = Object.keys(c.nodes).length, waiting = ["root"];
+  let n_seen = 0;
+  while (waiting.length && n_seen <= total) {
+    const id = waiting.pop(), n = c.nodes[id];
+    if (n.id !== id || typeof n.content !== "string" || !Array.isArray(n.children)) return false;
+    if (!n.children.every((child) => Object.hasOwn(c.nodes, child) && c.nodes[child]?.parent === id)) return false;
+    waiting.push(...n.children);
+    n_seen++;
+  }
+  return n_seen === total;
 }
 
 function readChat(key) {
@@ -171,14 +181,16 @@ async function* events(response) {
 }
 
 function requestOf(c, node) {
-  const messages = [];
-  for (let n = c.nodes[node.parent]; n.role !== "root"; n = c.nodes[n.parent]) {
+  const messages = [], goesOn = !!node.content;
+  for (let n = goesOn ? node : c.nodes[node.parent]; n.role !== "root"; n = c.nodes[n.parent]) {
     if (n.role === "assistant" && !n.content) continue;
     messages.unshift({ role: n.role, content: n.content, ...(n.thinking ? { reasoning_content: n.thinking } : {}) });
   }
   if (c.settings.system) messages.unshift({ role: "system", content: c.settings.system });
   const body = { messages, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
   for (const name of NUMBERS) if (Number.isFinite(c.settings[name])) body[name] = c.settings[name];
+  if (goesOn) body.continue_final_message = true;
+  if (c.settings.thinking) body.enable_thinking = c.settings.thinking === "on";
   return body;
 }
 
@@ -215,12 +227,14 @@ function speedOf(s) {
   return s.speed || (s.tokens > 1 && took > 0 ? (s.tokens - 1) / took * 1000 : 0);
 }
 
-async function answer(c, parent) {
+// A new answer, or more of one that was cut.
+async function answer(c, parent, cut) {
   if (running.has(c.id)) return;
-  const node = addNode(c, parent, "assistant", "");
+  const node = cut || addNode(c, parent, "assistant", "");
   const abort = new AbortController();
   let saved = performance.now();
   node.stats = { begun: saved };
+  delete node.error;
   running.set(c.id, { node, abort });
   save(c);
   if (c === chat) { drawAll(); toEnd(); }
@@ -319,6 +333,11 @@ function drawMessage(c, node) {
       const again = button("again", "Answer again", () => answer(c, c.nodes[node.parent]));
       again.disabled = isBusy;
       bar.append(copyButton(node), again);
+      if (node.content && !node.children.length && (node.error || ["length", "stopped"].includes(node.stats?.finish))) {
+        const more = button("more", "Go on", () => answer(c, null, node));
+        more.disabled = isBusy;
+        bar.append(more);
+      }
     }
     bar.append(stats);
   } else {
@@ -520,16 +539,52 @@ function openChat(c) {
   if (!matchMedia("(pointer: coarse)").matches) $("input").focus();
 }
 
+// ---- files ---------------------------------------------------------------------------------------
+
+function download(name, type, text) {
+  const a = make("a");
+  a.href = URL.createObjectURL(new Blob([text], { type }));
+  a.download = name;
+  a.click();
+  setTimeout(() => URL.revokeObjectURL(a.href), 60000);
+}
+
+function saveMarkdown() {
+  const parts = shownPath(chat).map((n) => `## ${n.role === "user" ? "You" : "Answer"}\n\n${n.content}\n`);
+  const name = (chat.title || "chat").replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "") || "chat";
+  download(`${name}.md`, "text/markdown", [`# ${chat.title || "New chat"}\n`, ...parts].join("\n"));
+}
+
+function exportChats() {
+  download("sluice-chats.json", "application/json", JSON.stringify({ chats: [...chats.values()] }));
+}
+
+// What is here already stays; what both have is merged as between tabs.
+async function importChats(file) {
+  let found = [];
+  try { found = JSON.parse(await file.text()).chats.filter(isChat); } catch { /* told below */ }
+  for (const c of found) {
+    const own = chats.get(c.id);
+    if (own) merge(own, c);
+    else chats.set(c.id, c);
+    save(own || c);
+  }
+  toast(found.length ? `Imported: ${found.length} conversation${found.length === 1 ? "" : "s"}.` : `${file.name} has no conversations that were exported here.`);
+  drawAll();
+  drawList();
+}
+
 // ---- settings, colours, state --------------------------------------------------------------------
 
 function fillSettings() {
   const form = $("settings");
   form.elements.system.value = chat.settings.system || "";
+  form.elements.thinking.value = chat.settings.thinking || "";
   for (const name of NUMBERS) form.elements[name].value = chat.settings[name] ?? "";
 }
 
 function readSettings() {
-  const form = $("settings"), s = { system: form.elements.system.value };
+  const form = $("settings"), s = { system: form.elements.system.value, thinking: form.elements.thinking.value };
   for (const name of NUMBERS) {
     const field = form.elements[name];
     if (field.value !== "" && field.validity.valid) s[name] = Number(field.value);
@@ -563,6 +618,11 @@ function togglePanel(isOpen) {
   if (isOpen) drawTree();
 }
 
+// Whether the model can be told to think or not, as its template shows. Asks for the key now, where one is needed.
+async function showThinking() {
+  try { $("thinking").hidden = !(await (await call("props")).json()).chat_template.includes("enable_thinking"); } catch { /* it stays hidden */ }
+}
+
 const closeSidebar = () => document.body.classList.remove("with-sidebar");
 
 async function checkHealth() {
@@ -582,12 +642,18 @@ async function checkHealth() {
 
 // ---- what is typed and clicked -------------------------------------------------------------------
 
+// The beginning of the first line, cut between words.
+function titleOf(text) {
+  const line = text.split("\n")[0], MAX = 60;
+  return line.length <= MAX ? line : line.slice(0, MAX).replace(/\s+\S{0,20}$/u, "").replace(/[\ud800-\udbff]$/, "") + "…";
+}
+
 function send() {
   const text = $("input").value.trim();
   if (!text || running.has(chat.id)) return;
   const path = shownPath(chat);
   const user = addNode(chat, path[path.length - 1] || chat.nodes.root, "user", text);
-  if (!chat.title) chat.title = text.split("\n")[0].slice(0, 60);
+  if (!chat.title) chat.title = titleOf(text);
   chats.set(chat.id, chat);
   store("sluice.current", chat.id);
   $("input").value = "";
@@ -624,6 +690,13 @@ function start() {
   $("open-plan").addEventListener("click", openPlan);
   startPlan(call);
   $("theme").addEventListener("click", nextTheme);
+  $("save-markdown").addEventListener("click", saveMarkdown);
+  $("export").addEventListener("click", exportChats);
+  $("import").addEventListener("click", () => $("import-file").click());
+  $("import-file").addEventListener("change", () => {
+    if ($("import-file").files[0]) importChats($("import-file").files[0]);
+    $("import-file").value = "";
+  });
   $("settings").addEventListener("input", readSettings);
   $("settings").addEventListener("submit", (e) => e.preventDefault());
   $("composer").addEventListener("submit", (e) => { e.preventDefault(); if (!stop()) send(); });
@@ -645,7 +718,7 @@ function start() {
   });
   openChat(chats.get(stored(localStorage, "sluice.current")) || newChat());
   checkHealth();
-  call("v1/models").catch(() => {}); // asks for the key now, where one is needed
+  showThinking();
 }
 
 start();

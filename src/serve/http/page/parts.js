@@ -12,6 +12,7 @@ const ICONS = {
   theme: "M12 4a8 8 0 100 16zM12 4a8 8 0 010 16",
   copy: "M9 9h10v10H9zM5 15V5h10",
   again: "M19 12a7 7 0 11-2-5l2 2M19 4v5h-5",
+  more: "M5 6l6 6-6 6M13 6l6 6-6 6",
   edit: "M5 19l1-4L16 5l3 3L9 18z",
   trash: "M5 7h14M10 7V5h4v2M7 7l1 12h8l1-12",
   left: "M14 7l-5 5 5 5",
