@@ -1928,7 +1928,11 @@ def test_pages_elsewhere_cannot_use_it():
                             ({"Host": "127.0.0.1.evil.example"}, 403), ({"Host": "127.0.0.1:evil.example"}, 403), ({"Host": "localhost:1@evil.example"}, 403),
                             ({"Host": "[::1]evil.example"}, 403), ({"Host": "::1"}, 200), ({"Host": "[::1]"}, 200), ({"Host": "[::1]:8080"}, 200), ({"Host": "LOCALHOST"}, 200),
                             ({"Host": "evil.example", "Origin": "http://evil.example"}, 403), ({"Host": "notlocalhost"}, 403),
-                            ({"Host": "chat.localhost", "Origin": "http://chat.localhost"}, 200)):
+                            ({"Host": "chat.localhost", "Origin": "http://chat.localhost"}, 200),
+                            # after a proxy that sets Host
+                            ({"Origin": "https://chat.example", "Sec-Fetch-Site": "same-origin"}, 200),
+                            ({"Origin": "https://chat.example", "Sec-Fetch-Site": "same-site"}, 403),
+                            ({"Host": "chat.example", "Origin": "https://chat.example", "Sec-Fetch-Site": "same-origin"}, 403)):
         status_found, answer_headers, _ = s.request("GET", "/v1/models", headers=headers)
         assert status_found == status, (headers, status_found)
         assert "Access-Control-Allow-Origin" not in answer_headers

@@ -65,6 +65,15 @@ static bool is_same_origin(const char *origin, const char *host) {
            strcasecmp(at + 3, host) == 0;
 }
 
+/* A page of the address that the browser asked, which a proxy hides from us: with nginx's usual
+ * settings Host is the server's own. Scripts cannot set a header that begins with Sec-, and
+ * browsers send this one to https and to local addresses alone, not to a name that was made to
+ * point here. */
+static bool is_from_own_page(const struct exchange *x) {
+    const char *site = header(x, "Sec-Fetch-Site");
+    return site && strcmp(site, "same-origin") == 0;
+}
+
 static bool is_allowed_origin(const struct server *s, const char *origin) {
     for (int i = 0; i < s->options.n_cors; i++)
         if (strcmp(s->options.cors[i], "*") == 0 || strcasecmp(s->options.cors[i], origin) == 0)
@@ -180,7 +189,8 @@ bool guard_admits(struct exchange *x) {
     else if (host && !is_allowed_host(s, host))
         exchange_refuse(x, 403, NULL,
                         "the host name '%.80s' is not this server's; --allow-host adds it", host);
-    else if (origin && !is_allowed_origin(s, origin) && !(host && is_same_origin(origin, host)))
+    else if (origin && !is_allowed_origin(s, origin) && !(host && is_same_origin(origin, host)) &&
+             !is_from_own_page(x))
         exchange_refuse(x, 403, NULL, "pages of '%.80s' may not use this server; --cors allows it",
                         origin);
     else if (s->options.api_key && !(x->route && x->route->is_open) &&
