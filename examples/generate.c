@@ -10,9 +10,10 @@ int main(int argc, char **argv) {
     int32_t tokens[1024];
     const char *at;
     size_t n;
-    if (argc < 3 || sluice_model_open(&model, argv[1]) ||
-        sluice_engine_open(&engine, model, NULL) || sluice_seq_open(&seq, engine) ||
-        sluice_text_open(&text, model, NULL, 0) ||
+    if (argc < 3)
+        return fprintf(stderr, "usage: generate MODEL PROMPT\n") > 0;
+    if (sluice_model_open(&model, argv[1]) || sluice_engine_open(&engine, model, NULL) ||
+        sluice_seq_open(&seq, engine) || sluice_text_open(&text, model, NULL, 0) ||
         sluice_encode(model, argv[2], strlen(argv[2]), SLUICE_ENCODE_BOS, tokens, 1024, &n) ||
         sluice_seq_feed(seq, tokens, n))
         return fprintf(stderr, "%s %s\n", sluice_model_error(model), sluice_engine_error(engine)) >

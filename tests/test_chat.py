@@ -543,6 +543,7 @@ def test_settings():
     values = dict(re.findall(r"^  (\S+) +(\S+)", err, re.M))
     assert values["temp"] == "0.5" and values["tokens"] == "7" and values["top-k"] == "40", values
     assert values["seed"] == "12" and values["top-p"] == "0.95", values
+    assert "default" not in err and max(map(len, err.splitlines())) < 90, err
     for line, fragment in ((b"/set temp hot", "hot"), (b"/set temp -1", "-1"), (b"/set tempo 1", "did you mean temp?"), (b"/set xyz 1", "/set lists"), (b"/set system x", "/system TEXT"),
                            (b"/set n", "number"), (b"/set n -2", "-2"), (b"/set top-p 2", "2")):
         code, out, err = chat(stdin=line + b"\n/set\n")

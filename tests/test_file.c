@@ -1219,6 +1219,20 @@ TEST(safetensors_hostile) {
     drop(&b);
 }
 
+/* What is there where a repository was cloned without Git LFS. */
+TEST(lfs_pointers_are_told) {
+    static const char pointer[] = "version https://git-lfs.github.com/spec/v1\n"
+                                  "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2"
+                                  "ca24d17e2393\nsize 12345\n";
+    struct gguf *g;
+    struct safetensors *st;
+    struct err err = {0};
+    EXPECT_INT(gguf_parse(&g, pointer, sizeof pointer - 1, &err), SLUICE_ERR_FORMAT);
+    EXPECT(strstr(err.text, "is only a pointer of Git LFS") != NULL);
+    EXPECT_INT(safetensors_parse(&st, pointer, sizeof pointer - 1, &err), SLUICE_ERR_FORMAT);
+    EXPECT(strstr(err.text, "is only a pointer of Git LFS") != NULL);
+}
+
 TEST(safetensors_header_length) {
     static const struct {
         uint64_t length;

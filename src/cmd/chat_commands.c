@@ -157,7 +157,9 @@ static int list_settings(struct talk *t) {
             snprintf(value, sizeof value, "%lld", (long long)*(int64_t *)o->value);
         else
             snprintf(value, sizeof value, "%g", (double)*(float *)o->value);
-        say(ASKED_FOR, "  %-18s %-10s %s", o->name + 2, value, o->help);
+        const char *usual = strstr(o->help, "; default: "); /* the value says it */
+        say(ASKED_FOR, "  %-18s %-10s %.*s", o->name + 2, value,
+            (int)(usual ? (size_t)(usual - o->help) : strlen(o->help)), o->help);
     }
     return 0;
 }

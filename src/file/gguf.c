@@ -13,6 +13,7 @@
 #include <stdlib.h>
 
 #include "base/size.h"
+#include "file/path.h"
 
 enum {
     HEADER_BYTES = 24,
@@ -402,6 +403,8 @@ static int parse(struct gguf *g, const uint8_t *bytes, size_t size, struct err *
     c.end = bytes + size;
     g->arena.limit = g->arena.used + metadata_limit(size);
     const uint8_t *magic = take(&c, 4);
+    if (is_lfs_pointer(bytes, size))
+        return err_set(err, SLUICE_ERR_FORMAT, LFS_POINTER);
     if (memcmp(magic, "GGUF", 4) != 0)
         return err_set(err, SLUICE_ERR_FORMAT,
                        "is not a GGUF file: begins with %02x %02x %02x %02x, expected 47 47 55 46",

@@ -3,6 +3,7 @@
 #define FILE_PATH_H
 
 #include "base/arena.h"
+#include "base/str.h"
 
 /* "folder/name" from the arena; NULL when memory ran out. */
 static inline char *path_join(struct arena *arena, const char *folder, const char *name) {
@@ -17,5 +18,11 @@ static inline char *path_join(struct arena *arena, const char *folder, const cha
     memcpy(path + folder_len + 1, name, name_len);
     return path;
 }
+
+/* What `git clone` leaves in a large file's place where Git LFS is not installed. */
+static inline bool is_lfs_pointer(const void *bytes, size_t size) {
+    return str_starts((struct str){bytes, size}, "version https://git-lfs.");
+}
+#define LFS_POINTER "is only a pointer of Git LFS, not the file itself; `git lfs pull` fetches it"
 
 #endif

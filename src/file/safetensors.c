@@ -189,6 +189,8 @@ static int parse_header(struct shard *shard, const uint8_t *bytes, size_t size, 
         return err_set(err, SLUICE_ERR_FORMAT,
                        "%s: has %zu bytes, expected %d of header length at least", shard->path,
                        size, LENGTH_BYTES);
+    if (is_lfs_pointer(bytes, size))
+        return err_set(err, SLUICE_ERR_FORMAT, "%s: " LFS_POINTER, shard->path);
     memcpy(&length, bytes, LENGTH_BYTES);
     uint64_t max = size - LENGTH_BYTES < MAX_HEADER ? size - LENGTH_BYTES : MAX_HEADER;
     if (length > max)
