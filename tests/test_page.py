@@ -346,12 +346,36 @@ def check_rich_text(p):
     # no word is broken: the cells' lines are as high as their texts have lines
     assert [e.text for e in p.all(".md td")][1:] == ["Größenordnung\nzwei", "3,456"]
     assert p.js("const r = document.createRange(); r.selectNodeContents(document.querySelectorAll('.md td')[2]); return r.getClientRects().length") == 1
-    # formulas stay as they were written
-    assert [e.text for e in p.all(".md .math")] == ["a_1 * b_2 * c", "x_1 * y * z\\,", "x^2\n+ \\frac{a}{b} \\\\\n- c", "\\sum_i i"], [e.text for e in p.all(".md .math")]
+    # formulas are laid out, and keep how they were written
+    assert p.js("return [...document.querySelectorAll('.md .math annotation')].map((e) => e.textContent)") == ["a_1 * b_2 * c", "x_1 * y * z\\,", "x^2\n+ \\frac{a}{b} \\\\\n- c", "\\sum_i i"]
+    assert not p.all(".md .source") and p.one(".md div.math mfrac").size["height"] > 20
     assert "it costs $5 and $10, (open:" in p.one(".md").text
     assert p.one(".md > p:last-child").text == "A fox and x\ny <bramble>" and not p.all(".md img")
     p.shot("rich")
     p.js("localStorage.removeItem('sluice.chat.r')")
+
+
+FORMULAS = (  # and their elements, without attributes and rows of one
+    (r"x'^2_1", "msubsup(x 1 (′ 2))"), (r"\frac12x_{12}^3", "mfrac(1 2) msubsup(x 12 3)"), (r"\sqrt[3]{x+1}", "mroot((x + 1) 3)"),
+    (r"\sum_{i=1}^n i", "munderover(∑ (i = 1) n) i"), (r"\int_0^1", "msubsup(∫ 0 1)"), (r"a &= b \\ c", "mtable(mtr(mtd(a) mtd(= b)) mtr(mtd(c)))"),
+    (r"\begin{cases} 1 & \text{if } x<y \\ 0 \end{cases}", "{ mtable(mtr(mtd(1) mtd(if\u00a0 x < y)) mtr(mtd(0)))"), (r"\left(\frac ab\right]", "( mfrac(a b) ]"),
+    (r"\mathbb{R}^n \mathbf x\mathrm{d}", "msup(ℝ n) 𝐱 d"), (r"\text{<b>x</b> 5\%}", "<b>x</b> 5%"), (r"\boxed{42}", "42"), (r"\not=", "=\u0338"), ("-3.14*2", "− 3.14 ∗ 2"),
+    (r"\lim_{x \to 0} f", "munder(lim (x → 0)) f"), (r"\binom nk", "( mfrac(n k) )"), ("größe", "g r ö ß e"), ("", ""),
+    *((bad, None) for bad in (r"\ce{H2O}", "a^b^c", "{", "}", r"\frac1", r"\text{x", r"\left(x", r"\begin{matrix}a", r"\begin{a}\end{a}", r"\begin{matrix}a\end{cases}", "x$", "\\",
+                              "#", r"\text{$x$}", r"\href{javascript:1}{x}", r"\sqrt[3", "{" * 100 + "}" * 100, r"\bar" * 9000, "x" * 10001)))
+
+
+def check_formulas(p):
+    write = """const rest = ([tex]) => { const m = modules.math(tex, true); return m && text(m.querySelector('semantics').firstChild); };
+        const modules = await import('./math.js');
+        const text = (e) => { const c = [...e.children].filter((x) => x.localName !== 'mspace'), inner = c.length ? c.map(text).filter((x) => x).join(' ') : e.textContent.replace(/[ \u00a0]$/, '\u00a0');
+          return ['mrow', 'mi', 'mo', 'mn', 'mtext'].includes(e.localName) ? (c.length > 1 && e.parentElement.localName !== 'semantics' && !['mrow', 'mtd', 'mtr'].includes(e.parentElement.localName) ? `(${inner})` : inner) : `${e.localName}(${inner})`; };
+        return arguments[0].map(rest);"""
+    p.d.set_script_timeout(PATIENCE)
+    found = p.d.execute_async_script(f"const done = arguments[1], f = async function (a) {{ {write.replace('arguments[0]', 'a')} }}; f(arguments[0]).then(done, (e) => done(String(e)))", FORMULAS)
+    assert len(found) == len(FORMULAS), found
+    bad = [(tex, right, f) for (tex, right), f in zip(FORMULAS, found) if right != f]
+    assert not bad, bad
 
 
 def check_costly_text(p):
@@ -360,7 +384,7 @@ def check_costly_text(p):
     texts = ["# a" + " " * long + "b ## ", "# " + "#" * long + " x", "a|b\n" + " " * long + "x", "a|b\n-" + " " * long + "x", "```" + "a" * long + "`",
              "~" * long + "`", "~~~" + " a" * long + "`", "` " + "a " * long + "b`", "- " + " " * long + "a\u2028b", "a|b\n-|-\n" + "|" * long, "> a\n>\n" * long,
              " " * long + "- a\n" + "- b\n" * long,
-             "*a " * long, "__a " * long, "**a *b " * long, "[" * long, "[a](" * long, "\\(a " * long, "$a " * long, "\\[\n" * long, "[a] " * long + "](", "`a" * long + "``", "~~a " * long]
+             "*a " * long, "__a " * long, "**a *b " * long, "[" * long, "[a](" * long, "\\(a " * long, "$a " * long, "$$a " * long, "$$" + "\\frac" * long + "$$", "\\[\n" * long, "[a] " * long + "](", "`a" * long + "``", "~~a " * long]
     p.d.set_script_timeout(PATIENCE)
     show = ("const done = arguments[arguments.length - 1], into = document.createElement('div');"
             "import('./markdown.js').then((m) => { m.render(into, arguments[0]); done(into.innerHTML); })")
@@ -405,7 +429,8 @@ def check_two_tabs(p):
     nodes = p.js("return Object.values(JSON.parse(localStorage[arguments[0]]).nodes)", key)
     kept = [n["content"] for n in nodes]
     assert "From the first tab" in kept and "From the second tab" in kept and len(nodes) == 5, kept
-    assert sum(" ".join(k.split()).startswith(" ".join(text.split())[:150]) and len(k) >= len(text) for k in kept) == 1, (text, kept)
+    # the second answer may begin as the first: it depends on how much of that it has seen
+    assert any(" ".join(k.split()).startswith(" ".join(text.split())[:150]) and len(k) >= len(text) for k in kept), (text, kept)
     assert all(c in [n["id"] for n in nodes] for n in nodes for c in n["children"]) and sorted(len(n["children"]) for n in nodes) == [0, 1, 1, 1, 1], nodes
     p.set("max_tokens", 24)
 
@@ -472,7 +497,7 @@ def main():
         p = Page(driver)
         driver.get(s.address)
         p.wait("the page starts", lambda: p.all(".welcome"))
-        for check in (check_chat, check_stop, check_branches, check_plan, check_reload, check_list, check_files, check_two_tabs, check_rich_text, check_hostile_text, check_costly_text, check_names, check_phone):
+        for check in (check_chat, check_stop, check_branches, check_plan, check_reload, check_list, check_files, check_two_tabs, check_rich_text, check_hostile_text, check_formulas, check_costly_text, check_names, check_phone):
             running = check.__name__
             check(p)
             p.check_log()

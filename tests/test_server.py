@@ -1862,7 +1862,7 @@ def test_timings():
 
 
 PAGE = {"/": "text/html", "/style.css": "text/css", "/app.js": "text/javascript", "/markdown.js": "text/javascript",
-        "/parts.js": "text/javascript", "/plan.js": "text/javascript", "/icon.svg": "image/svg+xml"}
+        "/parts.js": "text/javascript", "/math.js": "text/javascript", "/plan.js": "text/javascript", "/icon.svg": "image/svg+xml"}
 
 
 def test_page_files():

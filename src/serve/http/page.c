@@ -17,6 +17,7 @@ EMBED(html, "src/serve/http/page/index.html");
 EMBED(style, "src/serve/http/page/style.css");
 EMBED(app, "src/serve/http/page/app.js");
 EMBED(markdown, "src/serve/http/page/markdown.js");
+EMBED(math, "src/serve/http/page/math.js");
 EMBED(parts, "src/serve/http/page/parts.js");
 EMBED(plan, "src/serve/http/page/plan.js");
 EMBED(icon, "src/serve/http/page/icon.svg");
@@ -30,6 +31,7 @@ static const struct file files[] = {
     {"/style.css", "text/css; charset=utf-8", page_style, page_style_end},
     {"/app.js", "text/javascript; charset=utf-8", page_app, page_app_end},
     {"/markdown.js", "text/javascript; charset=utf-8", page_markdown, page_markdown_end},
+    {"/math.js", "text/javascript; charset=utf-8", page_math, page_math_end},
     {"/parts.js", "text/javascript; charset=utf-8", page_parts, page_parts_end},
     {"/plan.js", "text/javascript; charset=utf-8", page_plan, page_plan_end},
     {"/icon.svg", "image/svg+xml", page_icon, page_icon_end},

@@ -5,6 +5,7 @@
 // A text of any kind takes time in proportion to its length: models get lost in spaces and asterisks.
 
 import { make } from "./parts.js";
+import { math } from "./math.js";
 
 const MAX_DEPTH = 12; // of quotes, lists and emphasis inside each other; deeper ones stay plain
 
@@ -91,14 +92,19 @@ function element(text, i, depth, inLink, open) {
   return null;
 }
 
-// A formula at text[i], as it is written, and the index after it; null: none. $ counts where no price looks like that.
+// As it is written, where it is not understood.
+function formulaOf(tag, tex, isBlock) {
+  return make(tag, "math", math(tex, isBlock) || make("span", "source", tex));
+}
+
+// A formula at text[i] and the index after it; null: none. $ counts where no price looks like that.
 function formula(text, i, open) {
-  const mark = text[i] === "$" ? "$" : text.slice(i, i + 2), close = { "\\(": "\\)", "\\[": "\\]", $: "$" }[mark];
+  const mark = text[i] === "$" && text[i + 1] !== "$" ? "$" : text.slice(i, i + 2), close = { "\\(": "\\)", "\\[": "\\]", $: "$", $$: "$$" }[mark];
   if (!close || open.has(mark)) return null;
   const from = i + mark.length, end = text.indexOf(close, from);
   if (end < 0) { open.add(mark); return null; }
   if (mark === "$" && (end === from || isBlank(text[from]) || isBlank(text[end - 1]) || /\d/.test(text[end + 1] || ""))) return null;
-  return [make("span", "math", text.slice(from, end).trim()), end + close.length];
+  return [formulaOf("span", text.slice(from, end).trim(), mark === "\\[" || mark === "$$"), end + close.length];
 }
 
 function inline(into, text, depth = 0, inLink = false) {
@@ -288,7 +294,7 @@ function block(b, depth) {
   if (depth > MAX_DEPTH) return make("p", "", b.lines.join("\n"));
   if (b.kind === "code") return codeBlock(b);
   if (b.kind === "hr") return make("hr");
-  if (b.kind === "math") return make("div", "math", b.lines.join("\n").trim().slice(2, -2).trim());
+  if (b.kind === "math") return formulaOf("div", b.lines.join("\n").trim().slice(2, -2).trim(), true);
   if (b.kind === "list") return list(b.lines, depth);
   if (b.kind === "table") return table(b.lines);
   const out = b.kind === "quote" ? make("blockquote") : made(b.kind, b.lines.join("\n"));
