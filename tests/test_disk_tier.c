@@ -559,6 +559,42 @@ TEST(tier_disk_opens_where_it_may) {
     remove_tree(deep);
 }
 
+static void count_writers(void *user, enum log_level level, const char *line) {
+    *(int *)user += level == LOG_WARN && strstr(line, "may be changed by ") != NULL;
+}
+
+/* Another user may have made the folder that is used in one that all may write to. */
+TEST(tier_disk_says_who_else_may_write) {
+    const char *folder = strdup(test_temporary("tier-writers"));
+    struct disk_options options = options_for(folder);
+    const char *own = own_folder(folder);
+    const struct {
+        mode_t mode;
+        uid_t user;
+        bool is_told;
+    } cases[] = {{0700, geteuid(), false},
+                 {0755, geteuid(), false},
+                 {0770, geteuid(), true},
+                 {0702, geteuid(), true},
+                 {0700, 4321, true}};
+    size_t n = geteuid() == 0 ? 5 : 4; /* only root gives folders away */
+    for (size_t i = 0; i < n; i++) {
+        struct disk_tier *d;
+        struct err err;
+        int n_told = 0;
+        mkdir(folder, 0777);
+        EXPECT(mkdir(own, 0700) == 0 && chmod(own, cases[i].mode) == 0);
+        EXPECT(cases[i].user == geteuid() || chown(own, cases[i].user, (gid_t)-1) == 0);
+        log_set(count_writers, &n_told);
+        EXPECT_INT(disk_tier_open(&d, &options, &err), SLUICE_OK);
+        log_set(NULL, NULL);
+        EXPECT_INT(n_told, cases[i].is_told);
+        disk_tier_close(d);
+        remove_tree(folder);
+    }
+    free((char *)folder);
+}
+
 /* ---- what happens meanwhile --------------------------------------------------------------- */
 
 TEST(tier_disk_folder_may_be_deleted) {

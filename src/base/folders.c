@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 void folders_make(char *path) {
     for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
@@ -12,6 +13,15 @@ void folders_make(char *path) {
         mkdir(path, 0700);
         *slash = '/';
     }
+}
+
+const char *folders_writer(int fd) {
+    struct stat st;
+    if (fstat(fd, &st))
+        return NULL;
+    return st.st_uid != geteuid() && st.st_uid != 0 ? "another user, whose folder it is"
+           : st.st_mode & (S_IWGRP | S_IWOTH)       ? "others who may write to it"
+                                                    : NULL;
 }
 
 char *folders_user_file(const char *variable, const char *below, const char *name) {

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/folders.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "base/thread.h"
@@ -249,6 +250,10 @@ int disk_tier_open(struct disk_tier **out, const struct disk_options *options, s
         faccessat(d->own_fd, ".", W_OK, AT_EACCESS) != 0)
         status = err_set(err, SLUICE_ERR_IO, "%s: cannot use it as the cache's folder: %s",
                          options->folder, options->folder[0] ? strerror(errno) : "it has no name");
+    const char *writer = status ? NULL : folders_writer(d->own_fd);
+    if (writer) /* checksums find damage, not what is changed on purpose */
+        log_line(LOG_WARN, "%s: what is cached there may be changed by %s", options->folder,
+                 writer);
     if (!status) {
         disk_make_room(d);
         d->has_thread = thread_start(&d->thread, thread_main, d);
