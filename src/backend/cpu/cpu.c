@@ -128,7 +128,7 @@ static void count_released(struct backend *b, const struct operand *o) {
 /* Nobody reads the file's bytes again but EMBED, a few rows, and engines that are opened later:
  * they are read anew then. A fault brings pages of the neighbours, too, even if they were released:
  * so these go as well, as far as the file's pages reach. */
-static void let_go(struct backend *b, const struct operand *o) {
+static void release_weight(struct backend *b, const struct operand *o) {
     const uint64_t page = WEIGHTS_GRAIN, around = 32 * page;
     uint64_t begin = o->offset > around ? (o->offset - around) / page * page : 0;
     uint64_t end = (o->offset + span_of(o) + around) / page * page;
@@ -426,7 +426,7 @@ static void record_weights(struct backend *b, struct cpu_op *c) {
 }
 
 /* The convolution's weights by tap, so that channels are side by side. */
-static const float *turn_taps(const struct backend *b, const struct op_delta *d, float *to) {
+static const float *transpose_taps(const struct backend *b, const struct op_delta *d, float *to) {
     const float *from = (const float *)(b->region[d->conv.region] + d->conv.offset);
     uint32_t channels = d->window.dims[0];
     for (uint32_t c = 0; c < channels; c++)
@@ -468,7 +468,7 @@ static int record(struct backend *b, uint32_t number, const struct plan *plan, f
         /* Plans of the trunk have the same ops, those of a draft block no DELTA: the first plan's
          * taps serve every one. */
         const struct op_delta *d = &c->op->delta;
-        c->taps = number ? b->recordings[0].ops[i].taps : turn_taps(b, d, taps);
+        c->taps = number ? b->recordings[0].ops[i].taps : transpose_taps(b, d, taps);
         taps += taps_of(d);
     }
     return SLUICE_OK;
@@ -497,7 +497,7 @@ static int cpu_load(struct backend *b, struct backend_weights weights, struct pl
         const struct operand *o = b->packed[i].operand;
         uint64_t chunks = ((uint64_t)o->dims[1] + CHUNK_ROWS - 1) / CHUNK_ROWS * o->dims[2];
         pool_for(b->pool, chunks, 1, pack_chunks, &(struct pack_job){b, &b->packed[i]});
-        let_go(b, o);
+        release_weight(b, o);
         if (progress)
             progress(user, b->packed[i].at + b->packed[i].bytes, b->packed_bytes);
     }

@@ -159,11 +159,11 @@ static inline uint32_t tile_rows(uint32_t n, uint32_t grain) {
     return rows ? rows : grain;
 }
 
-/* Gives an observer n rows of x, a matrix's input. turn: spreads the calls over threads. */
-static inline void observe(struct cpu_step *s, uint32_t turn, const struct operand *weight,
+/* Gives an observer n rows of x, a matrix's input. Thread `number` % threads does it. */
+static inline void observe(struct cpu_step *s, uint32_t number, const struct operand *weight,
                            uint32_t matrix, const float *x, uint32_t n) {
     const struct backend_observer *o = s->b->observer;
-    if (o && turn % (uint32_t)s->threads == (uint32_t)s->thread)
+    if (o && number % (uint32_t)s->threads == (uint32_t)s->thread)
         o->rows(o->user, weight, matrix, x, n);
 }
 

@@ -18,7 +18,7 @@
 enum {
     STATE_TILE = 32,  /* rows of S, 16 KB at dk = 128 */
     STATE_ROWS = 4,   /* that are multiplied before they are updated */
-    STATE_AHEAD = 16, /* so many rows later is what is fetched */
+    STATE_AHEAD = 16, /* this many rows later is what is fetched */
 };
 
 #define DELTA_INLINE static inline __attribute__((always_inline))

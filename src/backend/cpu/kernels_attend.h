@@ -11,8 +11,8 @@
  * Few queries (one row of a step) read f16 and f32 from the cache itself, so that a split is read
  * once and nothing is written. For more, or other types, keys and then values are decoded into
  * split->tile, keys in the order of the vectors. Where vectors hold several positions, f16 keys are
- * put into that order as they are (V_TURN), and f16 is converted for every few queries, of whatever
- * number.
+ * put into that order as they are (V_INTERLEAVE), and converted again for every few queries,
+ * however many there are.
  *
  * Included by each kernels_<set>.c after kernels_f32.h or kernels_decode.h, which first defines
  * what kernels_softmax.h wants, and
@@ -22,10 +22,11 @@
  *   V_WEIGHTS             four weights of a query; V_LOAD_WEIGHTS(p), and V_WEIGHT(w, i), a vector
  *                         of one of them
  *   ATTEND_ROWS           queries whose sums stay in registers: 3 or 5
- *   ATTEND_F16_ROWS       optional, 6 or 8: so many are multiplied with f16 of the cache at once,
+ *   ATTEND_F16_ROWS       optional, 6 or 8: this many are multiplied with f16 of the cache at once,
  *                         two vectors at a time, so that it is converted once and the prefetches
  *                         are spread over all of the work
- *   V_TURN(from, row, to) optional, where LANES > 4: LANES f16 values of ATTEND_PARTS keys, `row`
+ *   V_INTERLEAVE(from, row, to)
+ *                         optional, where LANES > 4: LANES f16 values of ATTEND_PARTS keys, `row`
  *                         bytes apart, to LANES / 4 vectors of QK's order, 8 LANES bytes apart
  *   ATTEND_ONE            optional: a header with its own tiles, and code for queries of one row
  * and gets attend_split. */
@@ -33,8 +34,8 @@
 enum {
     ATTEND_PARTS = LANES / 4,        /* positions of a vector */
     ATTEND_BLOCK = 4 * ATTEND_PARTS, /* positions of a tile of QK */
-#ifdef V_TURN
-    /* So many queries are multiplied with the cache itself; of f16 all, as to convert it again
+#ifdef V_INTERLEAVE
+    /* This many queries are multiplied with the cache itself; of f16 all, as to convert it again
      * costs less than to store and load it. */
     ATTEND_DIRECT = 4 * ATTEND_ROWS,
     ATTEND_F16_DIRECT = ATTEND_QUERIES,
@@ -70,9 +71,9 @@ struct attend_ahead {
     size_t step; /* to the next page; 0: the same line again, which costs nothing */
 };
 
-/* f16 keys of a tile that are put in order line by line: 32 values of the first positions of all
+/* f16 keys of a tile that are interleaved line by line: 32 values of the first positions of all
  * parts, then of the second ones. */
-struct attend_turned {
+struct attend_interleaved {
     const uint8_t *at; /* NULL: none */
     uint8_t *to;
     uint32_t vector;
@@ -83,8 +84,8 @@ struct attend_turned {
 struct attend_keys {
     const uint8_t *at;
     size_t vector, four, tile;
-    struct attend_ahead *ahead; /* as many lines as f16 keys have are fetched; NULL: none */
-    struct attend_turned next;  /* put in order meanwhile; widths that are multiples of 32 */
+    struct attend_ahead *ahead;     /* as many lines as f16 keys have are fetched; NULL: none */
+    struct attend_interleaved next; /* interleaved meanwhile; widths that are multiples of 32 */
 };
 
 /* Values of positions. */
@@ -162,7 +163,7 @@ static TARGET void attend_decode_keys(const struct attend_split *s, const uint8_
     }
 }
 
-#ifdef V_TURN
+#ifdef V_INTERLEAVE
 /* A line comes into L1. */
 F32_INLINE void attend_soon(const uint8_t *p) {
     _mm_prefetch((const char *)p, _MM_HINT_T0);
@@ -178,7 +179,8 @@ F32_INLINE void attend_fetch(struct attend_ahead *a) {
 
 /* f16 keys from position `begin` to `end`, rounded up to whole blocks, into the tile in the order
  * of QK's vectors. */
-static TARGET void attend_turn_keys(const struct attend_split *s, uint32_t begin, uint32_t end) {
+static TARGET void attend_interleave_keys(const struct attend_split *s, uint32_t begin,
+                                          uint32_t end) {
     const size_t row = 2 * s->width, four = 4 * 2 * LANES;
     uint8_t *to = (uint8_t *)s->tile;
     for (uint32_t p = begin; p < end; p += ATTEND_BLOCK, to += s->width / 4 * four) {
@@ -189,18 +191,19 @@ static TARGET void attend_turn_keys(const struct attend_split *s, uint32_t begin
                 if (i % 32 == 0)
                     UNROLL for (size_t part = 0; part < ATTEND_PARTS; part++)
                         attend_soon(at + (part * 4 + ATTEND_BLOCK) * row);
-                V_TURN(at, 4 * row, to + i / 4 * four + v * 2 * LANES);
+                V_INTERLEAVE(at, 4 * row, to + i / 4 * four + v * 2 * LANES);
             }
         }
     }
 }
 
-/* The next line of the next tile: 32 values of the positions of a vector. `row`: of a key. */
-F32_INLINE void attend_turn_line(struct attend_turned *t, size_t row) {
+/* Interleaves the next line of the next tile: 32 values of a vector's positions. row: bytes of a
+ * key. */
+F32_INLINE void attend_interleave_line(struct attend_interleaved *t, size_t row) {
     UNROLL for (size_t part = 0; part < ATTEND_PARTS; part++)
         attend_soon(t->at + (part * 4 + ATTEND_BLOCK) * row);
     UNROLL for (size_t j = 0; j < 32; j += LANES)
-        V_TURN(t->at + 2 * j, 4 * row, t->to + j * 2 * LANES);
+        V_INTERLEAVE(t->at + 2 * j, 4 * row, t->to + j * 2 * LANES);
     t->at += row;
     t->to += 2 * LANES;
     if (++t->vector == 4) {
@@ -212,7 +215,7 @@ F32_INLINE void attend_turn_line(struct attend_turned *t, size_t row) {
 #else
 #define attend_soon(p) ((void)(p))
 #define attend_fetch(a) ((void)(a))
-#define attend_turn_line(t, row) ((void)(t), (void)(row))
+#define attend_interleave_line(t, row) ((void)(t), (void)(row))
 #endif
 
 static inline struct attend_ahead attend_ahead(const void *from, size_t bytes) {
@@ -239,7 +242,7 @@ F32_INLINE void attend_qk_tile(const struct attend_keys *keys, f32_load_fn *load
     VEC acc[2][4][ATTEND_F16_ROWS];
     const uint8_t *at = keys->at;
     struct attend_ahead ahead = keys->ahead ? *keys->ahead : (struct attend_ahead){0};
-    struct attend_turned next = keys->next;
+    struct attend_interleaved next = keys->next;
     const size_t positions = (size_t)tiles * ATTEND_BLOCK;
     UNROLL for (int t = 0; t < tiles; t++) UNROLL for (int v = 0; v < 4; v++)
         UNROLL for (int q = 0; q < rows; q++) acc[t][v][q] = V_ZERO();
@@ -247,7 +250,7 @@ F32_INLINE void attend_qk_tile(const struct attend_keys *keys, f32_load_fn *load
         if (keys->ahead)
             attend_fetch_lines(&ahead, positions);
         if (next.at && i % 2 == 0)
-            attend_turn_line(&next, 8 * (size_t)fours);
+            attend_interleave_line(&next, 8 * (size_t)fours);
         VEC key[2][4];
         UNROLL for (int t = 0; t < tiles; t++) UNROLL for (int v = 0; v < 4; v++) key[t][v] =
             load(at + (size_t)t * keys->tile + (size_t)v * keys->vector);
@@ -267,12 +270,13 @@ F32_INLINE void attend_qk_tile(const struct attend_keys *keys, f32_load_fn *load
 }
 
 /* A tile against more queries, which are stored four values by four values: two vectors, then the
- * other two. While four fours of them are multiplied, a line of the next tile is put in order. */
+ * other two. Each time 16 of their values are multiplied, a line of the next tile is interleaved.
+ */
 F32_INLINE void attend_qk_halves(const struct attend_keys *keys, f32_load_fn *load,
                                  const float *queries, int rows, uint32_t fours, float *out) {
     VEC pairs[2][ATTEND_F16_ROWS];
     struct attend_ahead ahead = keys->ahead ? *keys->ahead : (struct attend_ahead){0};
-    struct attend_turned next = keys->next;
+    struct attend_interleaved next = keys->next;
     UNROLL for (int half = 0; half < 2; half++) {
         VEC acc[2][ATTEND_F16_ROWS];
         const uint8_t *at = keys->at + (size_t)(2 * half) * keys->vector;
@@ -280,7 +284,7 @@ F32_INLINE void attend_qk_halves(const struct attend_keys *keys, f32_load_fn *lo
         UNROLL for (int q = 0; q < rows; q++) acc[0][q] = acc[1][q] = V_ZERO();
         for (uint32_t i = 0; i < fours; i += 4) {
             if (next.at)
-                attend_turn_line(&next, 8 * (size_t)fours);
+                attend_interleave_line(&next, 8 * (size_t)fours);
             if (keys->ahead)
                 attend_fetch_lines(&ahead, 2 * ATTEND_BLOCK);
             UNROLL for (int j = 0; j < 4; j++, at += 4 * 2 * LANES) {
@@ -327,10 +331,10 @@ static attend_qk_fn *const attend_qk_f16[] = {NULL, FOR_EACH_ATTEND_ROWS(ATTEND_
                                                         FOR_EACH_ATTEND_MORE(ATTEND_ENTRY_QK_F16)};
 static attend_qk_fn *const attend_qk_f32[] = {NULL, FOR_EACH_ATTEND_ROWS(ATTEND_ENTRY_QK_F32)};
 
-/* How many of n queries go together next, `max` or fewer: as even as can be. */
+/* How many of n queries are taken next, `max` or fewer: such that all passes have about as many. */
 static inline uint32_t attend_rows(uint32_t n, uint32_t max) {
-    uint32_t turns = (n + max - 1) / max;
-    return (n + turns - 1) / turns;
+    uint32_t passes = (n + max - 1) / max;
+    return (n + passes - 1) / passes;
 }
 
 /* qk of queries [first, n_queries) and positions [begin, end), rounded up to whole tiles, or pairs
@@ -350,7 +354,7 @@ static TARGET void attend_qk(const struct attend_split *s, attend_qk_fn *const *
     }
 }
 
-#ifdef V_TURN
+#ifdef V_INTERLEAVE
 /* Some queries, four values of each by four values. */
 static void attend_put_fours(const struct attend_split *s, uint32_t first, uint32_t rows,
                              float *to) {
@@ -360,33 +364,34 @@ static void attend_put_fours(const struct attend_split *s, uint32_t first, uint3
             memcpy(to, from + (size_t)q * attend_stride(s->width) + i, 4 * sizeof *to);
 }
 
-/* A tile is multiplied with all queries, and during the first of them the next tile is put in
- * order. split->tile holds two tiles, and the queries of those that go together. */
-static TARGET void attend_qk_together(const struct attend_split *s, uint32_t first, uint32_t n) {
+/* Software pipelining: a tile is multiplied with all queries, and during the first of them the next
+ * tile is interleaved. split->tile holds two tiles, and queries in the order of attend_put_fours.
+ */
+static TARGET void attend_qk_pipelined(const struct attend_split *s, uint32_t first, uint32_t n) {
     const uint32_t stride = attend_stride(s->width), fours = s->width / 4;
     const size_t row = 2 * s->width, tile = ATTEND_BLOCK * row;
     struct attend_keys keys = {.vector = 2 * LANES, .four = 4 * 2 * LANES, .tile = tile};
     struct attend_ahead values = attend_ahead(s->values, n * row);
-    float *together = s->tile + 2 * tile / sizeof(float);
+    float *ordered = s->tile + 2 * tile / sizeof(float);
     for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
         rows = attend_rows(s->n_queries - q, ATTEND_F16_ROWS);
         if (rows > ATTEND_ROWS)
-            attend_put_fours(s, q, rows, together + (size_t)(q - first) * s->width);
+            attend_put_fours(s, q, rows, ordered + (size_t)(q - first) * s->width);
     }
-    attend_turn_keys(s, 0, ATTEND_BLOCK);
+    attend_interleave_keys(s, 0, ATTEND_BLOCK);
     for (uint32_t p = 0; p < n; p += ATTEND_BLOCK) {
         uint8_t *both = (uint8_t *)s->tile;
         bool is_odd = p / ATTEND_BLOCK % 2;
         keys.at = both + is_odd * tile;
         keys.ahead = &values;
         if (p + ATTEND_BLOCK < n)
-            keys.next = (struct attend_turned){
+            keys.next = (struct attend_interleaved){
                 .at = (const uint8_t *)s->keys + (p + ATTEND_BLOCK) * row,
                 .to = both + !is_odd * tile,
             };
         for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
             rows = attend_rows(s->n_queries - q, ATTEND_F16_ROWS);
-            const float *query = rows > ATTEND_ROWS ? together + (size_t)(q - first) * s->width
+            const float *query = rows > ATTEND_ROWS ? ordered + (size_t)(q - first) * s->width
                                                     : s->queries + (size_t)q * stride;
             attend_qk_f16[rows](&keys, query, stride, fours,
                                 s->qk + (size_t)q * ATTEND_POSITIONS + p);
@@ -396,13 +401,13 @@ static TARGET void attend_qk_together(const struct attend_split *s, uint32_t fir
     }
 }
 
-/* A query alone takes two tiles at once. */
-static bool attend_is_together(const struct attend_split *s, uint32_t first) {
+/* A query alone takes two tiles at once: attend_qk_interleaved. */
+static bool attend_can_pipeline(const struct attend_split *s, uint32_t first) {
     return s->width % 32 == 0 && s->n_queries - first > 1;
 }
 
-/* Keys are put in order run by run, each before it is multiplied. */
-static TARGET void attend_qk_turned(const struct attend_split *s, uint32_t first, uint32_t n) {
+/* Keys are interleaved run by run, each before it is multiplied. */
+static TARGET void attend_qk_interleaved(const struct attend_split *s, uint32_t first, uint32_t n) {
     struct attend_ahead values = attend_ahead(s->values, n * attend_row_bytes(s));
     struct attend_keys keys = {.at = (const uint8_t *)s->tile,
                                .vector = 2 * LANES,
@@ -411,7 +416,7 @@ static TARGET void attend_qk_turned(const struct attend_split *s, uint32_t first
                                .ahead = &values};
     for (uint32_t p = 0, run = attend_run(s); p < n; p += run) {
         uint32_t end = p + run < n ? p + run : n;
-        attend_turn_keys(s, p, end);
+        attend_interleave_keys(s, p, end);
         attend_qk(s, attend_qk_f16, keys, first, p, end);
     }
 }
@@ -449,9 +454,9 @@ static TARGET void attend_run_keys(const struct attend_split *s, uint32_t first,
         attend_qk(s, s->type == DT_F16 ? attend_qk_f16 : attend_qk_f32, keys, first, 0, n);
         return;
     }
-#ifdef V_TURN
+#ifdef V_INTERLEAVE
     if (s->type == DT_F16 && attend_is_direct(s, first, LANES)) {
-        (attend_is_together(s, first) ? attend_qk_together : attend_qk_turned)(s, first, n);
+        (attend_can_pipeline(s, first) ? attend_qk_pipelined : attend_qk_interleaved)(s, first, n);
         return;
     }
 #endif
@@ -547,7 +552,7 @@ static const attend_pv_table attend_pv_f16[] = {{NULL, NULL},
 static const attend_pv_table attend_pv_f32[] = {{NULL, NULL},
                                                 FOR_EACH_ATTEND_ROWS(ATTEND_ENTRY_PV_F32)};
 
-/* All values of the head, four vectors at a time while there are so many. */
+/* All values of the head, four vectors at a time while there are that many. */
 static TARGET void attend_pv_width(attend_pv_fn *const *tiles, struct attend_values v, uint32_t n,
                                    const float *weights, uint32_t vectors, float *out,
                                    size_t stride) {
@@ -583,7 +588,7 @@ static TARGET void attend_pv_some(const struct attend_split *s, const attend_pv_
     }
 }
 
-#ifdef V_TURN
+#ifdef V_INTERLEAVE
 #include "backend/cpu/kernels_attend_x86.h"
 #else
 #define attend_has_blocks(s, first) ((void)(s), (void)(first), false)

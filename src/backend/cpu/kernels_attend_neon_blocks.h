@@ -246,10 +246,10 @@ static blocks_qk_fn *const blocks_qk_rows[2][BLOCK_ROWS + 1] = {BLOCKS_ENTRIES(b
 static blocks_pv_fn *const blocks_pv_rows[2][BLOCK_ROWS + 1] = {BLOCKS_ENTRIES(blocks_pv, q8_0),
                                                                 BLOCKS_ENTRIES(blocks_pv, q4_0)};
 
-/* How many of n queries go together next: as even as can be. */
-static uint32_t blocks_turn(uint32_t n) {
-    uint32_t turns = (n + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    return (n + turns - 1) / turns;
+/* How many of n queries are taken next: such that all passes have about as many. */
+static uint32_t blocks_next_rows(uint32_t n) {
+    uint32_t passes = (n + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    return (n + passes - 1) / passes;
 }
 
 /* False: queries are too large. */
@@ -261,7 +261,7 @@ static bool blocks_run_keys(const struct attend_split *s, uint32_t first, uint32
             return false;
     blocks_read_scales(s, s->keys, (n + 1) / 2 * 2);
     for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
-        rows = blocks_turn(s->n_queries - q);
+        rows = blocks_next_rows(s->n_queries - q);
         blocks_qk_rows[s->type == DT_Q4_0][rows](s, s->tile + (q - first) * stride, n,
                                                  s->qk + (size_t)q * ATTEND_POSITIONS);
     }
@@ -273,7 +273,7 @@ static void blocks_run_values(const struct attend_split *s, uint32_t first, uint
     blocks_read_scales(s, s->values, n);
     for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
         float *weights = s->qk + (size_t)q * ATTEND_POSITIONS;
-        rows = blocks_turn(s->n_queries - q);
+        rows = blocks_next_rows(s->n_queries - q);
         for (uint32_t r = 0; r < rows; r++)
             blocks_scale(weights + r * ATTEND_POSITIONS, weights + r * ATTEND_POSITIONS, BLOCK_UP,
                          n);

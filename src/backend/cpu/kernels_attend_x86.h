@@ -8,10 +8,11 @@
  * Included by kernels_attend.h; kernels_avx2.c and kernels_avx512.c define
  *   struct key_scales                    the scales of a block of ATTEND_PARTS keys
  *   key_scales(f16s)                     the same of ATTEND_PARTS f16
- *   turn_block(from, row, is_q4, to)     a block of ATTEND_PARTS keys, `row` bytes apart, as signed
+ *   interleave_block(from, row, is_q4, to)
+ *                                        a block of ATTEND_PARTS keys, `row` bytes apart, as signed
  *                                        bytes, 8 LANES, in an order that key_values knows
  *   key_values(bytes, i, scales)         values 4 i .. 4 i + 3 of these keys
- *   KEY_VECTORS(rows)                    vectors of keys that are multiplied with so many queries
+ *   KEY_VECTORS(rows)                    vectors of keys that are multiplied with this many queries
  *                                        at once, 2 or 4
  *   VALUE_BLOCKS                         blocks that four vectors of values are
  *   struct value_scales                  the scales of these blocks of ATTEND_POSITIONS values
@@ -39,8 +40,8 @@ struct attend_bytes {
 
 /* The tile of keys from position p on. A scale that was stored alone can't be loaded with others
  * before the store is done: so they are converted last. */
-F32_INLINE void attend_turn_tile(const struct attend_split *s, bool is_q4, uint32_t p,
-                                 struct attend_bytes *to) {
+F32_INLINE void attend_interleave_tile(const struct attend_split *s, bool is_q4, uint32_t p,
+                                       struct attend_bytes *to) {
     const uint32_t blocks = s->width / 32;
     const size_t row = blocks * block_size(is_q4);
     uint16_t f16s[ATTEND_MAX_WIDTH / 32 * 4][ATTEND_PARTS];
@@ -53,21 +54,21 @@ F32_INLINE void attend_turn_tile(const struct attend_split *s, bool is_q4, uint3
                     attend_soon(block + ATTEND_BLOCK * row);
                 memcpy(&f16s[i][part], block, sizeof f16s[i][part]);
             }
-            turn_block(from, 4 * row, is_q4, to->at + (size_t)i * 8 * LANES);
+            interleave_block(from, 4 * row, is_q4, to->at + (size_t)i * 8 * LANES);
         }
     }
     for (uint32_t i = 0; i < 4 * blocks; i++)
         to->scales[i] = key_scales(f16s[i]);
 }
 
-static TARGET void attend_turn_q8_0(const struct attend_split *s, uint32_t p,
-                                    struct attend_bytes *to) {
-    attend_turn_tile(s, false, p, to);
+static TARGET void attend_interleave_q8_0(const struct attend_split *s, uint32_t p,
+                                          struct attend_bytes *to) {
+    attend_interleave_tile(s, false, p, to);
 }
 
-static TARGET void attend_turn_q4_0(const struct attend_split *s, uint32_t p,
-                                    struct attend_bytes *to) {
-    attend_turn_tile(s, true, p, to);
+static TARGET void attend_interleave_q4_0(const struct attend_split *s, uint32_t p,
+                                          struct attend_bytes *to) {
+    attend_interleave_tile(s, true, p, to);
 }
 
 typedef void attend_bytes_fn(const struct attend_bytes *keys, uint32_t blocks, const float *query,
@@ -133,7 +134,7 @@ static TARGET void attend_blocks_keys(const struct attend_split *s, uint32_t fir
     const size_t lines = (ATTEND_BLOCK * block_size(s->type == DT_Q4_0) + 63) / 64;
     keys.ahead = &values;
     for (uint32_t p = 0; p < n; p += ATTEND_BLOCK) {
-        (s->type == DT_Q4_0 ? attend_turn_q4_0 : attend_turn_q8_0)(s, p, &keys);
+        (s->type == DT_Q4_0 ? attend_interleave_q4_0 : attend_interleave_q8_0)(s, p, &keys);
         for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
             keys.lines = q == first ? (int)lines : 0;
             rows = attend_rows(s->n_queries - q, ATTEND_ROWS);

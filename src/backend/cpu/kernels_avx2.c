@@ -24,8 +24,8 @@
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
 enum { TILE = 8 };
-#define WHOLE_BIAS_LOG2 0
-#define WHOLE_FLIP 0
+#define BYTE_BIAS_LOG2 0
+#define BYTE_FLIP 0
 #define VEC __m256
 #define INTS __m256i
 #define V_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
@@ -87,7 +87,7 @@ INLINE void grid_8(const uint64_t *grid, __m256i index, __m256i *w) {
 }
 
 /* Bytes with the bias of the grids; those whose bit of `signs`, 4 j .. 4 j + 3, is set are negated:
- * all bits turned are 255 - w, and 2 GRID_BIAS - w is wanted. */
+ * all bits inverted are 255 - w, and 2 GRID_BIAS - w is wanted. */
 INLINE __m256i negate(__m256i w, __m256i signs, int j) {
     const __m256i lane =
         _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
@@ -95,9 +95,9 @@ INLINE __m256i negate(__m256i w, __m256i signs, int j) {
     __m256i spread =
         _mm256_shuffle_epi8(signs, _mm256_add_epi8(lane, _mm256_set1_epi8((char)(j / 2))));
     __m256i is_minus = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bits), bits);
-    __m256i turned = _mm256_xor_si256(w, is_minus);
+    __m256i inverted = _mm256_xor_si256(w, is_minus);
     return _mm256_add_epi8(
-        turned, _mm256_and_si256(is_minus, _mm256_set1_epi8((char)(2 * GRID_BIAS - 255))));
+        inverted, _mm256_and_si256(is_minus, _mm256_set1_epi8((char)(2 * GRID_BIAS - 255))));
 }
 
 /* Each byte less `by`. */
@@ -147,20 +147,7 @@ INLINE void quantize_group(const float *x, float inverse, int8_t *q, int32_t *su
 
 /* ---- int8 activations ------------------------------------------------------------------------ */
 
-struct expanded {
-    __m256i w[8];            /* values 4j .. 4j + 3 of every row, plus the type's bias */
-    __m256 scale[2], min[2]; /* of the group, or of its halves */
-};
-
-struct format {
-    /* Group g of a packed block. */
-    void (*expand)(const uint8_t *block, int g, struct expanded *out);
-    uint32_t groups, block_bytes; /* of a packed block */
-    int runs;                     /* scales in a group: 1 or 2 */
-    int bias_log2;                /* the weights' bias is a power of two; 0: none */
-    bool has_min;
-    int max; /* the largest weight, with its bias; 255: signed bytes */
-};
+#include "backend/cpu/kernels_x86_format.h"
 
 enum { DOT_FEW = 1, DOT_MANY = 4 };
 
@@ -253,7 +240,7 @@ INLINE float sum_lanes(__m256 v) {
 #define V_WEIGHTS const float *
 #define V_LOAD_WEIGHTS(p) (p)
 #define V_WEIGHT(w, i) V_SET((w)[i])
-#define V_TURN(from, row, to) turn(from, row, to)
+#define V_INTERLEAVE(from, row, to) interleave(from, row, to)
 #define ATTEND_ROWS 3
 #define ATTEND_F16_ROWS 6
 
@@ -283,7 +270,7 @@ INLINE void block_bytes(const uint8_t *block, bool is_q4, __m128i *to /* (2) */)
 }
 
 /* Four bytes of either key side by side. */
-INLINE void turn_block(const uint8_t *from, size_t row, bool is_q4, uint8_t *to) {
+INLINE void interleave_block(const uint8_t *from, size_t row, bool is_q4, uint8_t *to) {
     __m128i a[2], b[2];
     block_bytes(from, is_q4, a);
     block_bytes(from + row, is_q4, b);
@@ -316,8 +303,8 @@ INLINE void block_values(const uint8_t *at, bool is_q4, const struct value_scale
     UNROLL for (int c = 0; c < 4; c++) to[c] = to[c] * V_SET(s->d[0][p]);
 }
 
-/* Eight f16 of two rows: four of each row to a vector's place, 64 bytes from one to the next. */
-INLINE void turn(const uint8_t *from, size_t row, uint8_t *to) {
+/* Eight f16 of two rows: four of each row to a vector, vectors 64 bytes apart. */
+INLINE void interleave(const uint8_t *from, size_t row, uint8_t *to) {
     __m128i a = _mm_loadu_si128((const __m128i *)from);
     __m128i b = _mm_loadu_si128((const __m128i *)(from + row));
     _mm_storeu_si128((__m128i *)to, _mm_unpacklo_epi64(a, b));

@@ -22,8 +22,8 @@
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
 enum { TILE = 16 };
-#define WHOLE_BIAS_LOG2 7
-#define WHOLE_FLIP 0x80
+#define BYTE_BIAS_LOG2 7
+#define BYTE_FLIP 0x80
 #define VEC __m512
 #define INTS __m512i
 #define V_FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
@@ -129,20 +129,7 @@ INLINE void quantize_group(const float *x, float inverse, int8_t *q, int32_t *su
 
 /* ---- int8 activations ------------------------------------------------------------------------ */
 
-struct expanded {
-    __m512i w[8];            /* values 4j .. 4j + 3 of every row, plus the type's bias */
-    __m512 scale[2], min[2]; /* of the group, or of its halves */
-};
-
-struct format {
-    /* Group g of a packed block. */
-    void (*expand)(const uint8_t *block, int g, struct expanded *out);
-    uint32_t groups, block_bytes; /* of a packed block */
-    int runs;                     /* scales in a group: 1 or 2 */
-    int bias_log2;                /* the weights' bias is a power of two; 0: none */
-    bool has_min;
-    int max; /* the largest weight, with its bias */
-};
+#include "backend/cpu/kernels_x86_format.h"
 
 /* A row's dot product is a chain of eight instructions that wait five cycles for each other, so
  * rows are multiplied side by side. */
@@ -221,7 +208,7 @@ AMX_INLINE void set_tiles(const struct format *f) {
 }
 
 /* Sixteen activation rows and a tile: product p < n is of run p % runs of group p / runs. */
-struct amx_turn {
+struct amx_round {
     const struct expanded *w; /* signed */
     const struct act_group *rows;
     const __m512 *from; /* sums so far, (AMX_ROWS), and where they go */
@@ -248,12 +235,12 @@ static const float amx_magic[TILE] __attribute__((aligned(64))) = {
     } while (0)
 
 /* The f32 part of product p of sixteen rows. */
-AMX_INLINE void add_product(const struct format *f, const struct amx_turn *turn, int p,
+AMX_INLINE void add_product(const struct format *f, const struct amx_round *round, int p,
                             size_t stride, const float (*dots)[TILE], __m512 *acc) {
-    const struct expanded *w = turn->w + p / f->runs;
+    const struct expanded *w = round->w + p / f->runs;
     const int h = p % f->runs;
     UNROLL for (int r = 0; r < AMX_ROWS; r++) {
-        const struct act_group *a = turn->rows + (size_t)r * stride + p / f->runs;
+        const struct act_group *a = round->rows + (size_t)r * stride + p / f->runs;
         __m512 dot = _mm512_load_ps(dots[r]) + V_SET(-MAGIC);
         acc[r] = add_run(f, w->scale[h], w->min[h], a, h, dot, acc[r]);
     }
@@ -269,10 +256,10 @@ AMX_INLINE void add_product(const struct format *f, const struct amx_turn *turn,
             add_product(f, last, p, stride, dots[p], acc);                                         \
     } while (0)
 
-/* Ends the products of one turn and starts those of the next, which take long from load to store:
+/* Ends the products of one round and starts those of the next, which take long from load to store:
  * each as soon as its tile register is free. */
-AMX_INLINE void take_turn(const struct format *f, const struct amx_turn *last,
-                          const struct amx_turn *next, size_t stride) {
+AMX_INLINE void amx_next_round(const struct format *f, const struct amx_round *last,
+                               const struct amx_round *next, size_t stride) {
     _Alignas(64) float dots[AMX_PRODUCTS][AMX_ROWS][TILE];
     const int row_bytes = (int)(stride * sizeof *next->rows);
     __m512 acc[AMX_ROWS];
@@ -292,28 +279,28 @@ AMX_INLINE void project_amx_tiles(const struct format *f, struct tiles tiles, ui
     __m512 sums[MANY_TILES][MANY_ROWS];
     struct expanded w[2][MANY_GROUPS];
     const __m512 zeros[AMX_ROWS] = {0};
-    struct amx_turn last = {w[0], rows, zeros, sums[0], 0};
+    struct amx_round last = {w[0], rows, zeros, sums[0], 0};
     const int step = AMX_PRODUCTS / f->runs;
-    for (uint32_t at = 0, turn = 0; at < tiles.groups; at += MANY_GROUPS) {
+    for (uint32_t at = 0, round = 0; at < tiles.groups; at += MANY_GROUPS) {
         int n = tiles.groups - at < MANY_GROUPS ? (int)(tiles.groups - at) : MANY_GROUPS;
-        for (uint32_t t = 0; t < tiles.count; t++, turn++) {
-            const struct expanded *expanded = w[turn % 2];
-            expand_groups(f, tiles.at + t * tiles.bytes, at, n, true, w[turn % 2]);
+        for (uint32_t t = 0; t < tiles.count; t++, round++) {
+            const struct expanded *expanded = w[round % 2];
+            expand_groups(f, tiles.at + t * tiles.bytes, at, n, true, w[round % 2]);
             for (uint32_t r = 0; r < batch; r += AMX_ROWS) {
                 for (uint32_t i = r / AMX_ROWS; i < MANY_GROUPS; i += batch / AMX_ROWS)
                     fetch_group(f, &tiles, t, at + MANY_AHEAD + i);
                 for (int i = 0; i < n; i += step) {
                     __m512 *to = sums[t] + r;
-                    struct amx_turn next = {expanded + i, rows + r * stride + at + i,
-                                            at + (uint32_t)i ? to : zeros, to,
-                                            (n - i < step ? n - i : step) * f->runs};
-                    take_turn(f, &last, &next, stride);
+                    struct amx_round next = {expanded + i, rows + r * stride + at + i,
+                                             at + (uint32_t)i ? to : zeros, to,
+                                             (n - i < step ? n - i : step) * f->runs};
+                    amx_next_round(f, &last, &next, stride);
                     last = next;
                 }
             }
         }
     }
-    take_turn(f, &last, &(struct amx_turn){.n = 0}, stride);
+    amx_next_round(f, &last, &(struct amx_round){.n = 0}, stride);
     store_sums(sums[0], MANY_ROWS, batch, columns, out, out_stride);
 }
 
@@ -383,7 +370,7 @@ INLINE float sum_lanes(__m512 v) {
 #define V_WEIGHTS const float *
 #define V_LOAD_WEIGHTS(p) (p)
 #define V_WEIGHT(w, i) V_SET((w)[i])
-#define V_TURN(from, row, to) turn(from, row, to)
+#define V_INTERLEAVE(from, row, to) interleave(from, row, to)
 #define ATTEND_ROWS 5
 #define ATTEND_F16_ROWS 8
 
@@ -412,9 +399,9 @@ INLINE struct key_scales key_scales(const uint16_t *f16s) {
 }
 
 /* Four rows of four bytes to four columns, in each quarter of a vector. */
-INLINE __m512i turn_bytes(__m512i v) {
-    const __m128i turned = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(turned));
+INLINE __m512i transpose_bytes(__m512i v) {
+    const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(order));
 }
 
 INLINE __m512i four_rows(const uint8_t *p, size_t row) {
@@ -427,14 +414,14 @@ INLINE __m512i four_rows(const uint8_t *p, size_t row) {
 }
 
 /* Byte k of a lane: the key's value in four k, or four 4 + k. */
-INLINE void turn_block(const uint8_t *from, size_t row, bool is_q4, uint8_t *to) {
+INLINE void interleave_block(const uint8_t *from, size_t row, bool is_q4, uint8_t *to) {
     const __m512i low = _mm512_set1_epi8(15), bias = _mm512_set1_epi8(8);
-    __m512i a = turn_bytes(four_rows(from + 2, row)), b;
+    __m512i a = transpose_bytes(four_rows(from + 2, row)), b;
     if (is_q4) {
         b = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(a, 4), low), bias);
         a = _mm512_sub_epi8(_mm512_and_si512(a, low), bias);
     } else {
-        b = turn_bytes(four_rows(from + 18, row));
+        b = transpose_bytes(four_rows(from + 18, row));
     }
     _mm512_storeu_si512(to, a);
     _mm512_storeu_si512(to + 64, b);
@@ -474,15 +461,14 @@ INLINE __m512i two_blocks(const uint8_t *at, bool is_q4) {
 /* Byte k of a lane is to be the lane's value in vector k. */
 INLINE void block_values(const uint8_t *at, bool is_q4, const struct value_scales *s, uint32_t p,
                          __m512 *to) {
-    const __m512i turned = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    __m512i bytes = turn_bytes(_mm512_permutexvar_epi32(turned, two_blocks(at, is_q4)));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m512i bytes = transpose_bytes(_mm512_permutexvar_epi32(order, two_blocks(at, is_q4)));
     UNROLL for (int k = 0; k < 4; k++) to[k] =
         _mm512_fmadd_ps(byte_of(bytes, k), V_SET(s->d[k / 2][p]), V_SET(s->minus[k / 2][p]));
 }
 
-/* Sixteen f16 of four rows: four of each row to a vector's place, 128 bytes from one to the next.
- */
-INLINE void turn(const uint8_t *from, size_t row, uint8_t *to) {
+/* Sixteen f16 of four rows: four of each row to a vector, vectors 128 bytes apart. */
+INLINE void interleave(const uint8_t *from, size_t row, uint8_t *to) {
     const __m512i first = _mm512_setr_epi64(0, 4, 8, 12, 1, 5, 9, 13);
     const __m512i last = _mm512_setr_epi64(2, 6, 10, 14, 3, 7, 11, 15);
     __m256i r[4];

@@ -5,8 +5,8 @@
  * four f32. So nothing is converted where kernels_attend_neon.h converts every key and value, which
  * takes two cycles of one pipe for four of them: queries and weights become f16 once a split.
  *
- *   QK   a tile is up to eight queries and two to eight positions, sixteen values a turn
- *   PV   a block is up to four queries and 16 or 32 values, eight positions a turn
+ *   QK   a tile is up to eight queries and two to eight positions, sixteen values at a time
+ *   PV   a block is up to four queries and 16 or 32 values, eight positions at a time
  *
  * The sums are those of kernels.h, the bits those of all others. Other types, and heads that are no
  * multiple of sixteen wide, are left to kernels_neon.c. */
@@ -100,10 +100,11 @@ INLINE void fetch_near(const uint8_t *at, size_t row, int n) {
     UNROLL for (int i = 0; i < n; i++) __builtin_prefetch(at + (size_t)i * row);
 }
 
-/* How many of n queries go together next, `most` at most: as even as can be. */
+/* How many of n queries are taken next, `most` or fewer: such that all passes have about as many.
+ */
 static uint32_t rows_of(uint32_t n, uint32_t most) {
-    uint32_t turns = (n + most - 1) / most;
-    return (n + turns - 1) / turns;
+    uint32_t passes = (n + most - 1) / most;
+    return (n + passes - 1) / passes;
 }
 
 /* ---- QK -------------------------------------------------------------------------------------- */

@@ -1,20 +1,17 @@
-/* kernels_neon_int8.h - products of packed rows with int8 activations, for SDOT
- * and for SMMLA.
+/* kernels_neon_int8.h - products of packed rows with int8 activations, for SDOT and for SMMLA.
  *
- * kernels_neon_sdot.c and kernels_neon_mmla.c define UNIT (4 or 8), TARGET, ISA
- * and NEEDS, include this file and get `rows`, the kernels of every type.
- * Matrices are packed as kernels_neon_pack.h says: a group of 32 values of four
- * weight rows is expanded into eight vectors and multiplied with up to eight
- * activation rows; with one or two, all eight weight rows of a tile are. With
- * many a tile stays expanded: it is expanded once for all of them.
+ * kernels_neon_sdot.c and kernels_neon_mmla.c define K_STEP (4 or 8: the values of a row that the
+ * instruction multiplies), TARGET, ISA and NEEDS, include this file and get `rows`, the kernels of
+ * every type. Matrices are packed as kernels_neon_pack.h says: a group of 32 values of four weight
+ * rows is expanded into eight vectors and multiplied with up to eight activation rows; for one or
+ * two activation rows, all eight weight rows of a tile are expanded at once. For many, a tile is
+ * expanded once for all of them.
  *
- * A sum of integers starts at the bits of a large float whose last bit counts
- * as one (or a half, a quarter ... where the expanded values are too large by a
- * power of two): read as a float, less what it began with, it is the sum. That
- * is one instruction that both pipes of a small core run, where a conversion
- * takes one of them for two cycles, as an integer multiplication does. Scales
- * become floats in the same way, so in the types of 256 values, with scales s
- * and minimums m,
+ * A sum of integers starts at the bits of a large float whose last bit counts as one (or a half, a
+ * quarter ... where the expanded values are too large by a power of two): read as a float, less
+ * what it began with, it is the sum. That is one instruction that both pipes of a small core run,
+ * where a conversion takes one of them for two cycles, as an integer multiplication does. Scales
+ * become floats in the same way, so in the types of 256 values, with scales s and minimums m,
  *
  *   part = fma(s dot + s' dot', x.scale, part)
  *
@@ -38,10 +35,10 @@ enum {
     TILES = 16,   /* that activation rows are multiplied with at a time */
     MAX_ACTS = 8, /* rows at once */
     CHUNK = 8,    /* groups between visits to the sums: a block of 256 values */
-    SEGMENT = 32, /* groups whose activations are put together for all tiles */
+    SEGMENT = 32, /* groups whose activations are interleaved, for all tiles */
     /* Rows that a tile stays expanded for: MANY at most, and not fewer than LEAST_MANY. */
     MANY = 64,
-    LEAST_MANY = UNIT == 8 ? 16 : 32,
+    LEAST_MANY = K_STEP == 8 ? 16 : 32,
 };
 
 /* ---- expanding half a tile ---------------------------------------------------------------- */
@@ -235,7 +232,7 @@ INLINE uint8x16_t two_rows(uint64_t a, uint64_t b) {
 
 /* Eight values of rows 0 and 1, and of 2 and 3, to their vectors. */
 INLINE void place_eights(uint8x16_t a, uint8x16_t b, int8x16_t *w) {
-#if UNIT == 4
+#if K_STEP == 4
     uint32x4_t x = vreinterpretq_u32_u8(a), y = vreinterpretq_u32_u8(b);
     w[0] = vreinterpretq_s8_u32(vuzp1q_u32(x, y));
     w[1] = vreinterpretq_s8_u32(vuzp2q_u32(x, y));
@@ -279,7 +276,7 @@ struct format {
     uint32_t half;              /* bytes of half a tile's group */
     uint32_t bytes, f16s, size; /* in a packed block: scales, d; and all */
     bool has_min;
-    float unit; /* d counts so many times */
+    float d_factor; /* what d is multiplied with */
 };
 
 /* The bits of 1.5 * 2^(23 - shift). */
@@ -364,7 +361,7 @@ INLINE float32x4_t d_of(const struct format *f, struct half at, int half) {
     if (f->type == DT_MXFP4)
         return four_exponents(at.bytes, half);
     float32x4_t d = four_f16s(at.f16s, half);
-    return f->unit == 1 ? d : vmulq_n_f32(d, f->unit);
+    return f->d_factor == 1 ? d : vmulq_n_f32(d, f->d_factor);
 }
 
 INLINE float32x4_t second_of(struct half at, int half) {
@@ -415,45 +412,45 @@ INLINE void load_scales(const struct format *f, struct half from, int g, int hal
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* Activations of several rows are put together, once for all tiles. */
-#if UNIT == 8
-/* A group of rows x and y as SMMLA takes it: eight values of x and eight of y
- * in a vector. Its sums are of two weight rows, a and b: [a.x a.y b.x b.y]. They
- * stay in this order to the end, so what belongs to rows is [x y x y]. */
-struct together {
+/* Activations of several rows are interleaved, once for all tiles. */
+#if K_STEP == 8
+/* A group of rows x and y as SMMLA takes it: eight values of x and eight of y in a vector. Its sums
+ * are of two weight rows, a and b: [a.x a.y b.x b.y]. They stay in this order to the end, so scales
+ * of activation rows are [x y x y]. */
+struct interleaved {
     int8_t q[4][16];
     float scale[4], offset[4], half_offset[2][4];
     float unused[4]; /* pairs 128 bytes apart are in one bank of L1: one load a cycle (V1) */
 };
-_Static_assert(sizeof(struct together) == 144, "LOAD_PAIR has its size");
-enum { TOGETHER = 2 };
+_Static_assert(sizeof(struct interleaved) == 144, "LOAD_PAIR has its size");
+enum { INTERLEAVED = 2 };
 #else
-/* A group of four rows, so that few instructions load them: either half of it
- * row by row, and what belongs to rows is a vector's four lanes. */
-struct together {
+/* A group of four rows, so that few instructions load them: either half of it row by row, and the
+ * rows' scales as the lanes of a vector. */
+struct interleaved {
     int8_t q[2][4][16];
     float scale[4], offset[4], half_offset[2][4];
 };
-enum { TOGETHER = 4 };
+enum { INTERLEAVED = 4 };
 #endif
 
-/* The orders of what belongs to four weight rows: see of_weights. */
-enum { ORDERS = UNIT == 8 ? 2 : 1 };
+/* How many orders four weight rows come in: see of_weights. */
+enum { ORDERS = K_STEP == 8 ? 2 : 1 };
 
-INLINE bool are_together(int acts) {
-    return acts >= TOGETHER;
+INLINE bool are_interleaved(int acts) {
+    return acts >= INTERLEAVED;
 }
 
 INLINE bool is_paired(int acts) {
-    return UNIT == 8 && are_together(acts);
+    return K_STEP == 8 && are_interleaved(acts);
 }
 
-/* The rows of a call: groups of row r at `at + r * stride`; put together, those
- * of all rows for each group. */
+/* The rows of a call: groups of row r at `at + r * stride`; interleaved, those of all rows for each
+ * group. */
 struct rows {
     const struct act_group *at;
     size_t stride;
-    const struct together *together;
+    const struct interleaved *interleaved;
     const struct twice *twice; /* of one row; see kernels_neon_one.h. NULL: not stored so */
 };
 
@@ -461,34 +458,34 @@ INLINE const struct act_group *group_of(struct rows rows, int r, int g) {
     return rows.at + (size_t)r * rows.stride + g;
 }
 
-INLINE const struct together *together_of(struct rows rows, int r, int g, int acts) {
-    return rows.together + (size_t)g * (size_t)(acts / TOGETHER) + r / TOGETHER;
+INLINE const struct interleaved *interleaved_of(struct rows rows, int r, int g, int acts) {
+    return rows.interleaved + (size_t)g * (size_t)(acts / INTERLEAVED) + r / INTERLEAVED;
 }
 
-/* What the vectors of row r are multiplied with, of four numbers that belong to
- * rows together: all of them, or the row's lane. */
+/* The factors for the vectors of row r, out of the four of interleaved rows: all of them, or the
+ * row's lane. */
 INLINE float32x4_t of_rows(const float *four, int r) {
     float32x4_t v = vld1q_f32(four);
-    return UNIT == 8 ? v : vdupq_n_f32(v[r % TOGETHER]);
+    return K_STEP == 8 ? v : vdupq_n_f32(v[r % INTERLEAVED]);
 }
 
 INLINE float32x4_t scale_of_row(struct rows rows, int r, int g, int acts) {
-    return are_together(acts) ? of_rows(together_of(rows, r, g, acts)->scale, r)
-                              : vdupq_n_f32(group_of(rows, r, g)->scale);
+    return are_interleaved(acts) ? of_rows(interleaved_of(rows, r, g, acts)->scale, r)
+                                 : vdupq_n_f32(group_of(rows, r, g)->scale);
 }
 
 INLINE float32x4_t offset_of_row(struct rows rows, int r, int g, int acts) {
-    return are_together(acts) ? of_rows(together_of(rows, r, g, acts)->offset, r)
-                              : vdupq_n_f32(group_of(rows, r, g)->offset);
+    return are_interleaved(acts) ? of_rows(interleaved_of(rows, r, g, acts)->offset, r)
+                                 : vdupq_n_f32(group_of(rows, r, g)->offset);
 }
 
 INLINE float32x4_t half_offset_of_row(struct rows rows, int r, int g, int half, int acts) {
-    return are_together(acts) ? of_rows(together_of(rows, r, g, acts)->half_offset[half], r)
-                              : vdupq_n_f32(group_of(rows, r, g)->half_offset[half]);
+    return are_interleaved(acts) ? of_rows(interleaved_of(rows, r, g, acts)->half_offset[half], r)
+                                 : vdupq_n_f32(group_of(rows, r, g)->half_offset[half]);
 }
 
-/* What belongs to four weight rows, for row r: in pairs, the even row's vectors
- * have the first two weight rows, and the odd one's the others. */
+/* Values of four weight rows, for row r: in pairs, the even row's vectors have the first two weight
+ * rows, and the odd one's the others. */
 INLINE float32x4_t of_weights(float32x4_t v, int r, int acts) {
     if (!is_paired(acts))
         return v;
@@ -503,23 +500,22 @@ INLINE void in_order(const float32x4_t *v /* (2) */, int runs, int acts,
 }
 
 /* A group's sum for four weight rows, before the activations' scale. */
-INLINE float32x4_t whole_of(const struct format *f, const int32x4_t *dot,
-                            const float32x4_t (*s)[ORDERS], int r) {
-    float32x4_t whole = sum_of(dot[0], f->shift[0]);
+INLINE float32x4_t group_sum_of(const struct format *f, const int32x4_t *dot,
+                                const float32x4_t (*s)[ORDERS], int r) {
+    float32x4_t sum = sum_of(dot[0], f->shift[0]);
     if (f->groups > 1)
-        whole = vmulq_f32(whole, s[0][r % ORDERS]);
+        sum = vmulq_f32(sum, s[0][r % ORDERS]);
     if (f->runs == 2)
-        whole = vfmaq_f32(whole, sum_of(dot[1], f->shift[1]), s[1][r % ORDERS]);
-    return whole;
+        sum = vfmaq_f32(sum, sum_of(dot[1], f->shift[1]), s[1][r % ORDERS]);
+    return sum;
 }
 
-#if UNIT == 4
+#if K_STEP == 4
 
-/* dot += [. . . .] x x: four values of four weight rows with four of x by
- * element, four times. In assembly, because gcc 12 copies sums from one to the
- * next, and a core adds to a sum every cycle only if it stays where it is. One
- * sum is half of what a core can do, and its queues are short: two or four go
- * on in turns. */
+/* dot += [. . . .] x x: four values of four weight rows with four of x by element, four times. In
+ * assembly, because gcc 12 copies sums from one register to the next, and a core adds to a sum
+ * every cycle only if it stays where it is. One chain of sums is half of what a core can do, and
+ * its queues are short: two or four chains alternate. */
 INLINE TARGET void dot_two(int32x4_t *dot, const int8x16_t *v, const int8x16_t *w, int8x16_t x) {
     __asm__("sdot %0.4s, %2.16b, %10.4b[0]\n\t"
             "sdot %1.4s, %6.16b, %10.4b[0]\n\t"
@@ -549,7 +545,7 @@ INLINE TARGET void dot_four(int32x4_t *dot, const int8x16_t *w, const int8x16_t 
 /* Both halves of a tile with one row. */
 INLINE TARGET void multiply_one(const struct format *f, const int8x16_t (*w)[8],
                                 const float32x4_t (*s)[2][ORDERS], const struct act_group *a,
-                                float32x4_t *whole /* (2) */) {
+                                float32x4_t *group_sums /* (2) */) {
     const int last = f->runs - 1;
     int32x4_t dot[2][2]; /* [run][half] */
     UNROLL for (int run = 0; run < f->runs; run++) UNROLL for (int h = 0; h < 2; h++) dot[run][h] =
@@ -557,14 +553,14 @@ INLINE TARGET void multiply_one(const struct format *f, const int8x16_t (*w)[8],
                            : start_of(f->shift[run], false, w[h][4 * run]);
     dot_two(dot[0], w[0], w[1], vld1q_s8(a->q));
     dot_two(dot[last], w[0] + 4, w[1] + 4, vld1q_s8(a->q + 16));
-    UNROLL for (int h = 0; h < 2; h++) whole[h] =
-        whole_of(f, (int32x4_t[2]){dot[0][h], dot[last][h]}, s[h], 0);
+    UNROLL for (int h = 0; h < 2; h++) group_sums[h] =
+        group_sum_of(f, (int32x4_t[2]){dot[0][h], dot[last][h]}, s[h], 0);
 }
 
 /* Half a tile with four rows. */
 INLINE TARGET void multiply_four(const struct format *f, const int8x16_t *w,
-                                 const float32x4_t (*s)[ORDERS], const struct together *four,
-                                 float32x4_t *whole /* (4) */) {
+                                 const float32x4_t (*s)[ORDERS], const struct interleaved *four,
+                                 float32x4_t *group_sums /* (4) */) {
     const int last = f->runs - 1;
     int32x4_t dot[2][4]; /* [run][row] */
     UNROLL for (int run = 0; run < 2; run++) {
@@ -576,32 +572,31 @@ INLINE TARGET void multiply_four(const struct format *f, const int8x16_t *w,
         }
         dot_four(dot[run <= last ? run : last], w + 4 * run, x);
     }
-    UNROLL for (int r = 0; r < 4; r++) whole[r] =
-        whole_of(f, (int32x4_t[2]){dot[0][r], dot[last][r]}, s, r);
+    UNROLL for (int r = 0; r < 4; r++) group_sums[r] =
+        group_sum_of(f, (int32x4_t[2]){dot[0][r], dot[last][r]}, s, r);
 }
 
-/* The wholes of group g: both halves of a tile for one or two rows, one for
- * four or eight. */
+/* The sums of group g: both halves of a tile for one or two rows, one for four or eight. */
 INLINE TARGET void multiply(const struct format *f, const int8x16_t (*w)[8],
                             const float32x4_t (*s)[2][ORDERS], struct rows rows, int g, int acts,
-                            float32x4_t (*whole)[MAX_ACTS]) {
+                            float32x4_t (*group_sums)[MAX_ACTS]) {
     UNROLL for (int r = 0; r < acts && acts <= 2; r++) {
         float32x4_t both[2];
         multiply_one(f, w, s, group_of(rows, r, g), both);
-        whole[0][r] = both[0];
-        whole[1][r] = both[1];
+        group_sums[0][r] = both[0];
+        group_sums[1][r] = both[1];
     }
     UNROLL for (int r = 0; r < acts && acts > 2; r += 4)
-        multiply_four(f, w[0], s[0], together_of(rows, r, g, acts), whole[0] + r);
+        multiply_four(f, w[0], s[0], interleaved_of(rows, r, g, acts), group_sums[0] + r);
 }
 
 /* n groups of `acts` rows. */
-INLINE void put_together(const struct format *f, struct rows rows, uint32_t n, int acts,
-                         struct together *to) {
-    for (int first = 0; first < acts; first += TOGETHER, to++) {
-        struct together *at = to;
-        for (uint32_t g = 0; g < n; g++, at += acts / TOGETHER)
-            UNROLL for (int r = 0; r < TOGETHER; r++) {
+INLINE void interleave(const struct format *f, struct rows rows, uint32_t n, int acts,
+                       struct interleaved *to) {
+    for (int first = 0; first < acts; first += INTERLEAVED, to++) {
+        struct interleaved *at = to;
+        for (uint32_t g = 0; g < n; g++, at += acts / INTERLEAVED)
+            UNROLL for (int r = 0; r < INTERLEAVED; r++) {
                 const struct act_group *x = group_of(rows, first + r, (int)g);
                 vst1q_s8(at->q[0][r], vld1q_s8(x->q));
                 vst1q_s8(at->q[1][r], vld1q_s8(x->q + 16));
@@ -631,10 +626,10 @@ INLINE float32x4_t two_twice(float x, float y) {
 }
 
 /* n groups of `acts` rows. */
-INLINE void put_together(const struct format *f, struct rows rows, uint32_t n, int acts,
-                         struct together *to) {
+INLINE void interleave(const struct format *f, struct rows rows, uint32_t n, int acts,
+                       struct interleaved *to) {
     for (int r = 0; r < acts; r += 2, to++) {
-        struct together *at = to;
+        struct interleaved *at = to;
         for (uint32_t g = 0; g < n; g++, at += acts / 2) {
             const struct act_group *x = group_of(rows, r, (int)g);
             const struct act_group *y = group_of(rows, r + 1, (int)g);
@@ -663,7 +658,7 @@ static void part_pairs(float32x4_t (*sums)[2][MAX_ACTS], uint32_t tiles, uint32_
 /* Of two rows by SMMLA: [a b] x [x y] -> [a.x a.y b.x b.y]. dot: [two weight
  * rows, and the other two][run]. */
 INLINE TARGET void dots_of_two(const struct format *f, const int8x16_t *w,
-                               const struct together *xy, int32x4_t (*dot)[2]) {
+                               const struct interleaved *xy, int32x4_t (*dot)[2]) {
     const int steps = 4 / f->runs;
     UNROLL for (int run = 0; run < f->runs; run++) {
         int32x4_t pair[2];
@@ -679,7 +674,7 @@ INLINE TARGET void dots_of_two(const struct format *f, const int8x16_t *w,
 }
 
 /* Two steps, 16 values, of eight rows and four weight rows: each vector of weights and activations
- * is loaded right before its use, and the eight sums take turns. V1 reads few operands a cycle from
+ * is loaded right before its use, and the eight sums alternate. V1 reads few operands a cycle from
  * its registers, but need not read what was just loaded; and a sum that is added to twice in a row
  * waits. */
 #define LOAD_WEIGHTS(a, b, step) "ldp %q[" a "], %q[" b "], [%[w], #32*" step "]\n\t"
@@ -724,11 +719,11 @@ INLINE TARGET void next_steps(const int8x16_t *w, const int8_t *xy, int32x4_t *d
             : "memory");
 }
 
-/* The wholes of eight rows. start: of a sum, multiplied with s[0] and negated, so that one
- * instruction takes it away and multiplies; nothing is rounded, as in whole_of. */
-INLINE TARGET void wholes_of_eight(const struct format *f, const int8x16_t *w,
-                                   const float32x4_t (*s)[ORDERS], const float32x4_t *start,
-                                   const struct together *xy, float32x4_t *whole) {
+/* A group's sums of eight rows. start: what sums start at, multiplied with s[0] and negated, so
+ * that one instruction takes it away and multiplies; nothing is rounded, as in group_sum_of. */
+INLINE TARGET void group_sums_of_eight(const struct format *f, const int8x16_t *w,
+                                       const float32x4_t (*s)[ORDERS], const float32x4_t *start,
+                                       const struct interleaved *xy, float32x4_t *group_sums) {
     UNROLL for (int run = 0; run < f->runs; run++) {
         int32x4_t dot[MAX_ACTS];
         first_steps(f->shift[run], w + 4 * run, xy->q[2 * run], dot);
@@ -737,26 +732,27 @@ INLINE TARGET void wholes_of_eight(const struct format *f, const int8x16_t *w,
         UNROLL for (int r = 0; r < MAX_ACTS; r++) {
             float32x4_t sum = vreinterpretq_f32_s32(dot[r]);
             if (run == 0 && f->groups > 1)
-                whole[r] = vfmaq_f32(start[r % ORDERS], sum, s[0][r % ORDERS]);
+                group_sums[r] = vfmaq_f32(start[r % ORDERS], sum, s[0][r % ORDERS]);
             else if (run == 0)
-                whole[r] = sum_of(dot[r], f->shift[0]);
+                group_sums[r] = sum_of(dot[r], f->shift[0]);
             else
-                whole[r] = vfmaq_f32(whole[r], sum_of(dot[r], f->shift[1]), s[1][r % ORDERS]);
+                group_sums[r] =
+                    vfmaq_f32(group_sums[r], sum_of(dot[r], f->shift[1]), s[1][r % ORDERS]);
         }
     }
 }
 
-/* The wholes of group g: both halves of a tile for two rows, one for four or
- * eight. */
+/* The sums of group g: both halves of a tile for two rows, one for four or eight. */
 INLINE TARGET void multiply(const struct format *f, const int8x16_t (*w)[8],
                             const float32x4_t (*s)[2][ORDERS], struct rows rows, int g, int acts,
-                            float32x4_t (*whole)[MAX_ACTS]) {
+                            float32x4_t (*group_sums)[MAX_ACTS]) {
     const int halves = acts > 2 ? 1 : 2;
     UNROLL for (int h = 0; h < halves; h++) {
         UNROLL for (int r = 0; r + 1 < acts; r += 2) {
             int32x4_t dot[2][2];
-            dots_of_two(f, w[h], together_of(rows, r, g, acts), dot);
-            UNROLL for (int p = 0; p < 2; p++) whole[h][r + p] = whole_of(f, dot[p], s[h], p);
+            dots_of_two(f, w[h], interleaved_of(rows, r, g, acts), dot);
+            UNROLL for (int p = 0; p < 2; p++) group_sums[h][r + p] =
+                group_sum_of(f, dot[p], s[h], p);
         }
     }
 }
@@ -768,9 +764,9 @@ INLINE TARGET void multiply(const struct format *f, const int8x16_t (*w)[8],
  * into L3 (31 GB/s, 24 with L2); others keep what N1 is best with. */
 INLINE void fetch_ahead(const uint8_t *at, uint32_t bytes) {
     UNROLL for (uint32_t i = 0; i < bytes; i += 64) {
-        if (UNIT == 8 && bytes > 256)
+        if (K_STEP == 8 && bytes > 256)
             __builtin_prefetch(at + 12 * 1024 + i, 0, 1);
-        else if (UNIT == 8)
+        else if (K_STEP == 8)
             __builtin_prefetch(at + 12 * 1024 + i, 0, 2);
         else
             __builtin_prefetch(at + 1024 + i);
@@ -854,7 +850,7 @@ INLINE TARGET void add_block(const struct format *f, const uint8_t *block, int f
         }
     for (int g = 0; g < f->groups; g++) {
         int8x16_t w[2][8];
-        float32x4_t loaded[2], s[2][2][ORDERS], m[2][ORDERS], whole[2][MAX_ACTS];
+        float32x4_t loaded[2], s[2][2][ORDERS], m[2][ORDERS], group_sums[2][MAX_ACTS];
         if (halves == 2)
             fetch_ahead(block + (uint32_t)g * group_bytes, group_bytes);
         UNROLL for (int h = 0; h < halves; h++) {
@@ -862,10 +858,10 @@ INLINE TARGET void add_block(const struct format *f, const uint8_t *block, int f
             load_scales(f, at, g, h, loaded);
             in_order(loaded, f->runs, acts, s[h]);
         }
-        multiply(f, w, s, rows, g, acts, whole);
+        multiply(f, w, s, rows, g, acts, group_sums);
         UNROLL for (int h = 0; h < halves; h++) {
             UNROLL for (int r = 0; r < acts; r++) part[h][r] =
-                vfmaq_f32(part[h][r], whole[h][r], scale_of_row(rows, r, g, acts));
+                vfmaq_f32(part[h][r], group_sums[h][r], scale_of_row(rows, r, g, acts));
             if (f->has_min && !is_apart) {
                 load_minimums(f, at, g, h, loaded);
                 in_order(loaded, f->runs, acts, m);
@@ -878,10 +874,11 @@ INLINE TARGET void add_block(const struct format *f, const uint8_t *block, int f
 }
 
 /* What a block of 32 values adds to the sums of half a tile. d, m: in order. */
-INLINE void add_wholes(const struct format *f, const float32x4_t *whole, const float32x4_t *d,
-                       const float32x4_t *m, struct rows rows, int g, int acts, float32x4_t *sum) {
+INLINE void add_group_sums(const struct format *f, const float32x4_t *group_sums,
+                           const float32x4_t *d, const float32x4_t *m, struct rows rows, int g,
+                           int acts, float32x4_t *sum) {
     UNROLL for (int r = 0; r < acts; r++) {
-        float32x4_t scaled = vmulq_f32(whole[r], scale_of_row(rows, r, g, acts));
+        float32x4_t scaled = vmulq_f32(group_sums[r], scale_of_row(rows, r, g, acts));
         sum[r] = vfmaq_f32(sum[r], scaled, d[r % ORDERS]);
         if (f->has_min)
             sum[r] = vfmaq_f32(sum[r], m[r % ORDERS], offset_of_row(rows, r, g, acts));
@@ -900,15 +897,15 @@ INLINE TARGET void add_blocks(const struct format *f, const uint8_t *block, int 
         const struct half at = half_of(f, block, first);
         if (halves == 2)
             fetch_ahead(block, f->size);
-        float32x4_t none[2][2][ORDERS] = {{{vdupq_n_f32(0)}}}, whole[2][MAX_ACTS];
+        float32x4_t none[2][2][ORDERS] = {{{vdupq_n_f32(0)}}}, group_sums[2][MAX_ACTS];
         UNROLL for (int h = 0; h < halves; h++) f->expand(at.quants + (uint32_t)h * f->half, w[h]);
-        multiply(f, w, none, rows, g, acts, whole);
+        multiply(f, w, none, rows, g, acts, group_sums);
         UNROLL for (int h = 0; h < halves; h++) {
             float32x4_t loaded[2] = {d_of(f, at, h)}, ordered[2][ORDERS];
             if (f->has_min)
                 loaded[1] = second_of(at, h);
             in_order(loaded, f->has_min ? 2 : 1, acts, ordered);
-            add_wholes(f, whole[h], ordered[0], ordered[1], rows, g, acts, sum[h]);
+            add_group_sums(f, group_sums[h], ordered[0], ordered[1], rows, g, acts, sum[h]);
         }
     }
     UNROLL for (int h = 0; h < halves; h++) UNROLL for (int r = 0; r < acts; r++)
@@ -920,7 +917,7 @@ INLINE TARGET void add_blocks(const struct format *f, const uint8_t *block, int 
 /* A group of half a tile. s: its scales, or d where blocks are of 32 values; m: its minimums. */
 struct expanded {
     int8x16_t w[8];
-    float32x4_t s[2][ORDERS], m[2][ORDERS], start[ORDERS]; /* start: see wholes_of_eight */
+    float32x4_t s[2][ORDERS], m[2][ORDERS], start[ORDERS]; /* start: see group_sums_of_eight */
 };
 
 /* `n` groups of half a tile, up to a block of 256 values. */
@@ -935,7 +932,7 @@ INLINE TARGET void expand_half(const struct format *f, const uint8_t *block, int
         else
             s[0] = d_of(f, at, 0);
         in_order(s, f->runs, MAX_ACTS, to->s);
-        if (UNIT == 8 && f->groups > 1)
+        if (K_STEP == 8 && f->groups > 1)
             UNROLL for (int o = 0; o < ORDERS; o++) to->start[o] =
                 vmulq_n_f32(to->s[0][o], -start_value(f->shift[0]));
         if (f->has_min && f->groups > 1)
@@ -982,18 +979,19 @@ INLINE TARGET void add_expanded(const struct format *f, int n, const struct expa
     float32x4_t part[MAX_ACTS];
     UNROLL for (int r = 0; r < MAX_ACTS; r++) part[r] = f->groups > 1 ? vdupq_n_f32(0) : sums[r];
     for (int g = 0; g < n; g++) {
-        float32x4_t whole[1][MAX_ACTS];
-#if UNIT == 8
-        wholes_of_eight(f, expanded[g].w, expanded[g].s, expanded[g].start,
-                        together_of(rows, 0, g, MAX_ACTS), whole[0]);
+        float32x4_t group_sums[1][MAX_ACTS];
+#if K_STEP == 8
+        group_sums_of_eight(f, expanded[g].w, expanded[g].s, expanded[g].start,
+                            interleaved_of(rows, 0, g, MAX_ACTS), group_sums[0]);
 #else
-        multiply(f, &expanded[g].w, &expanded[g].s, rows, g, MAX_ACTS, whole);
+        multiply(f, &expanded[g].w, &expanded[g].s, rows, g, MAX_ACTS, group_sums);
 #endif
         if (f->groups > 1)
             UNROLL for (int r = 0; r < MAX_ACTS; r++) part[r] =
-                vfmaq_f32(part[r], whole[0][r], scale_of_row(rows, r, g, MAX_ACTS));
+                vfmaq_f32(part[r], group_sums[0][r], scale_of_row(rows, r, g, MAX_ACTS));
         else
-            add_wholes(f, whole[0], expanded[g].s[0], expanded[g].m[0], rows, g, MAX_ACTS, part);
+            add_group_sums(f, group_sums[0], expanded[g].s[0], expanded[g].m[0], rows, g, MAX_ACTS,
+                           part);
     }
     if (f->groups > 1)
         add_scaled(f, scales, part, low, MAX_ACTS, sums);
@@ -1001,7 +999,7 @@ INLINE TARGET void add_expanded(const struct format *f, int n, const struct expa
         UNROLL for (int r = 0; r < MAX_ACTS; r++) sums[r] = part[r];
 }
 
-#if UNIT == 8
+#if K_STEP == 8
 #include "backend/cpu/kernels_neon_one.h"
 #endif
 
@@ -1025,8 +1023,8 @@ INLINE TARGET void add_tile(const struct format *f, const uint8_t *at, uint32_t 
     const uint32_t step = f->groups > 1 || halves == 1 ? CHUNK : n;
     for (uint32_t g = 0; g < n; g += step) {
         struct rows from = {rows.at + g, rows.stride, NULL, NULL};
-        if (are_together(acts))
-            from.together = together_of(rows, 0, (int)g, acts);
+        if (are_interleaved(acts))
+            from.interleaved = interleaved_of(rows, 0, (int)g, acts);
         int some = n - g < step ? (int)(n - g) : (int)step;
         uint32_t bytes = f->groups > 1 ? f->size : (uint32_t)some * f->size;
         for (int first = 0; first < 2; first += halves) {
@@ -1039,8 +1037,8 @@ INLINE TARGET void add_tile(const struct format *f, const uint8_t *at, uint32_t 
     }
 }
 
-#if UNIT == 8
-/* A row that is not stored twice yet is so for some groups of all tiles. */
+#if K_STEP == 8
+/* One row: where it is not stored twice already, SEGMENT groups are, for all tiles. */
 INLINE TARGET void add_tiles_of_one(const struct format *f, struct tiles tiles, struct rows rows,
                                     float32x4_t (*sums)[2][MAX_ACTS]) {
     struct twice some[SEGMENT];
@@ -1056,27 +1054,26 @@ INLINE TARGET void add_tiles_of_one(const struct format *f, struct tiles tiles, 
 }
 #endif
 
-/* One tile after the other, as memory has them: Neoverse cores read one stream
- * at 19.6 GB/s a core (N1) and eight side by side at 12.3. Rows are put together
- * for a segment of all tiles. */
+/* One tile after the other, as memory has them: Neoverse cores read one stream at 19.6 GB/s a core
+ * (N1) and eight side by side at 12.3. Rows are interleaved a segment at a time, for all tiles. */
 INLINE TARGET void add_tiles(const struct format *f, struct tiles tiles, struct rows rows, int acts,
                              float32x4_t (*sums)[2][MAX_ACTS]) {
-#if UNIT == 8
+#if K_STEP == 8
     if (acts == 1) {
         add_tiles_of_one(f, tiles, rows, sums);
         return;
     }
 #endif
-    struct together together[SEGMENT * MAX_ACTS / TOGETHER];
-    for (uint32_t g = 0; are_together(acts) && g < tiles.groups; g += SEGMENT) {
+    struct interleaved interleaved[SEGMENT * MAX_ACTS / INTERLEAVED];
+    for (uint32_t g = 0; are_interleaved(acts) && g < tiles.groups; g += SEGMENT) {
         uint32_t n = tiles.groups - g < SEGMENT ? tiles.groups - g : SEGMENT;
-        struct rows from = {rows.at + g, rows.stride, together, NULL};
+        struct rows from = {rows.at + g, rows.stride, interleaved, NULL};
         const uint8_t *at = tiles.at + g / (uint32_t)f->groups * f->size;
-        put_together(f, from, n, acts, together);
+        interleave(f, from, n, acts, interleaved);
         for (uint32_t t = 0; t < tiles.count; t++)
             add_tile(f, at + t * tiles.bytes, n, from, acts, sums[t]);
     }
-    for (uint32_t t = 0; !are_together(acts) && t < tiles.count; t++)
+    for (uint32_t t = 0; !are_interleaved(acts) && t < tiles.count; t++)
         add_tile(f, tiles.at + t * tiles.bytes, tiles.groups, rows, acts, sums[t]);
 }
 
@@ -1088,16 +1085,16 @@ typedef void add_fn(struct tiles tiles, struct rows rows, float32x4_t (*sums)[2]
 typedef void add_many_fn(struct tiles tiles, uint32_t group, int n, struct rows rows, uint32_t acts,
                          float32x4_t (*sums)[TILES][2][MAX_ACTS]);
 
-/* The activations, put together, stay in L1; a tile is expanded and multiplied with all of them. */
+/* The interleaved activations stay in L1; a tile is expanded and multiplied with all of them. */
 INLINE TARGET void add_many_tiles(const struct format *f, struct tiles tiles, uint32_t group, int n,
                                   struct rows rows, uint32_t acts,
                                   float32x4_t (*sums)[TILES][2][MAX_ACTS]) {
-    struct together together[MANY / MAX_ACTS][CHUNK * MAX_ACTS / TOGETHER];
+    struct interleaved interleaved[MANY / MAX_ACTS][CHUNK * MAX_ACTS / INTERLEAVED];
     struct expanded_tile tile;
     const uint32_t eights = acts / MAX_ACTS;
     rows.at += group;
     for (uint32_t i = 0; i < eights; i++, rows.at += MAX_ACTS * rows.stride)
-        put_together(f, rows, (uint32_t)n, MAX_ACTS, together[i]);
+        interleave(f, rows, (uint32_t)n, MAX_ACTS, interleaved[i]);
     const uint8_t *first = tiles.at + group / (uint32_t)f->groups * f->size, *block = first;
     const uint32_t bytes = (uint32_t)n / (uint32_t)f->groups * f->size;
     for (uint32_t t = 0; t < tiles.count; t++, block += tiles.bytes) {
@@ -1108,7 +1105,7 @@ INLINE TARGET void add_many_tiles(const struct format *f, struct tiles tiles, ui
             __builtin_prefetch(next + i);
         for (uint32_t i = 0; i < eights; i++) {
             float32x4_t low[2][MAX_ACTS];
-            rows.together = together[i];
+            rows.interleaved = interleaved[i];
             if (f->groups > 1 && f->has_min)
                 add_lows(f, &tile, n, rows, low);
             for (int h = 0; h < 2; h++)
@@ -1145,13 +1142,13 @@ static void store_sums(float32x4_t (*sums)[2][MAX_ACTS], uint32_t acts, uint32_t
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-/* Where that is less work than to expand it for each eight rows: with SMMLA always, as its products
- * of eight rows load what was expanded; with SDOT only where expanding takes long
+/* Whether that is less work than to expand a tile for each eight rows: with SMMLA always, as its
+ * products of eight rows load what was expanded; with SDOT only where expanding takes long
  * (bench/cpu/mca.py).
  */
 static bool stays_expanded(const struct format *f) {
-    const bool has_grid = f->unit != 1 || f->type == DT_IQ3_S;
-    return UNIT == 8 ? true : f->runs == 2 || has_grid;
+    const bool has_grid = f->d_factor != 1 || f->type == DT_IQ3_S;
+    return K_STEP == 8 ? true : f->runs == 2 || has_grid;
 }
 
 INLINE struct rows rows_from(const struct activations *acts, uint32_t r) {
@@ -1160,7 +1157,7 @@ INLINE struct rows rows_from(const struct activations *acts, uint32_t r) {
 
 static void store_rows(float32x4_t (*sums)[2][MAX_ACTS], uint32_t tiles, uint32_t acts,
                        uint32_t columns, float *out, size_t out_stride) {
-#if UNIT == 8
+#if K_STEP == 8
     if (is_paired((int)acts))
         part_pairs(sums, tiles, acts);
 #else
@@ -1192,7 +1189,7 @@ static void project(const struct format *f, const struct adders *add, const void
     struct tiles tiles = {.groups = acts->k / 32};
     tiles.bytes = (size_t)(tiles.groups / (uint32_t)f->groups) * f->size;
     tiles.at = (const uint8_t *)weights + first / NEON_TILE * tiles.bytes;
-#if UNIT == 8
+#if K_STEP == 8
     struct twice twice[MAX_TWICE];
     const bool is_stored = acts->n_rows % 2 && tiles.groups <= MAX_TWICE;
     if (is_stored) /* the last row has no other beside it */
@@ -1211,7 +1208,7 @@ static void project(const struct format *f, const struct adders *add, const void
             float32x4_t sums[TILES][2][MAX_ACTS];
             memset(sums, 0, sizeof sums);
             struct rows rows = rows_from(acts, r);
-#if UNIT == 8
+#if K_STEP == 8
             rows.twice = is_stored ? twice : NULL;
 #endif
             done = add_some(add, tiles, rows, acts->n_rows - r, sums);
@@ -1226,7 +1223,7 @@ static void project(const struct format *f, const struct adders *add, const void
         add_tiles(&format_##type, tiles, rows, acts, sums);                                        \
     }
 
-#define PROJECT_UNIT(TYPE, type, expand, runs, shift_0, shift_1, has_min, unit)                    \
+#define PROJECT_SCALED_D(TYPE, type, expand, runs, shift_0, shift_1, has_min, d_factor)            \
     static const struct format format_##type = {DT_##TYPE,                                         \
                                                 expand,                                            \
                                                 NEON_GROUPS_##type,                                \
@@ -1237,12 +1234,12 @@ static void project(const struct format *f, const struct adders *add, const void
                                                 NEON_F16S_##type,                                  \
                                                 NEON_SIZE_##type,                                  \
                                                 has_min,                                           \
-                                                unit};                                             \
+                                                d_factor};                                         \
     static uint64_t bytes_##type(uint32_t k, uint32_t n) {                                         \
         return neon_packed_bytes(DT_##TYPE, k, n);                                                 \
     }                                                                                              \
     static void pack_##type(const void *from, uint32_t k, uint32_t n, void *to) {                  \
-        neon_pack(DT_##TYPE, UNIT, from, k, n, to);                                                \
+        neon_pack(DT_##TYPE, K_STEP, from, k, n, to);                                              \
     }                                                                                              \
     ADD(type, eight, 8)                                                                            \
     ADD(type, four, 4)                                                                             \
@@ -1261,7 +1258,7 @@ static void project(const struct format *f, const struct adders *add, const void
     }
 
 #define PROJECT(TYPE, type, expand, runs, shift_0, shift_1, has_min)                               \
-    PROJECT_UNIT(TYPE, type, expand, runs, shift_0, shift_1, has_min, 1)
+    PROJECT_SCALED_D(TYPE, type, expand, runs, shift_0, shift_1, has_min, 1)
 PROJECT(Q4_0, q4_0, expand_4_signed, 1, 4, 4, false)
 PROJECT(Q4_1, q4_1, expand_4, 1, 0, 0, true)
 PROJECT(Q5_0, q5_0, expand_5_signed, 1, 3, 3, false)
@@ -1275,13 +1272,13 @@ PROJECT(Q6_K, q6_k, expand_6, 2, 2, 2, false)
 PROJECT(IQ4_NL, iq4_nl, expand_iq4, 1, 0, 0, false)
 PROJECT(IQ4_XS, iq4_xs, expand_iq4, 1, 0, 0, false)
 PROJECT(MXFP4, mxfp4, expand_mxfp4, 1, 0, 0, false)
-PROJECT_UNIT(IQ2_XXS, iq2_xxs, expand_iq2_xxs, 1, 0, 0, false, 0.125f)
-PROJECT_UNIT(IQ2_XS, iq2_xs, expand_iq2_xs, 2, 0, 0, false, 0.125f)
-PROJECT_UNIT(IQ2_S, iq2_s, expand_iq2_s, 2, 0, 0, false, 0.125f)
-PROJECT_UNIT(IQ3_XXS, iq3_xxs, expand_iq3_xxs, 1, 0, 0, false, 0.25f)
+PROJECT_SCALED_D(IQ2_XXS, iq2_xxs, expand_iq2_xxs, 1, 0, 0, false, 0.125f)
+PROJECT_SCALED_D(IQ2_XS, iq2_xs, expand_iq2_xs, 2, 0, 0, false, 0.125f)
+PROJECT_SCALED_D(IQ2_S, iq2_s, expand_iq2_s, 2, 0, 0, false, 0.125f)
+PROJECT_SCALED_D(IQ3_XXS, iq3_xxs, expand_iq3_xxs, 1, 0, 0, false, 0.25f)
 PROJECT(IQ3_S, iq3_s, expand_iq3_s, 1, 0, 0, false)
-PROJECT_UNIT(IQ1_S, iq1_s, expand_iq1_s, 1, 0, 0, false, 0.125f)
-PROJECT_UNIT(IQ1_M, iq1_m, expand_iq1_m, 2, 0, 0, false, 0.125f)
+PROJECT_SCALED_D(IQ1_S, iq1_s, expand_iq1_s, 1, 0, 0, false, 0.125f)
+PROJECT_SCALED_D(IQ1_M, iq1_m, expand_iq1_m, 2, 0, 0, false, 0.125f)
 
 #define INT8_ROW(TYPE, type)                                                                       \
     {#type " " ISA, DT_##TYPE, false, NEEDS, NEON_TILE, bytes_##type, pack_##type, project_##type},

@@ -7,7 +7,7 @@
 #else
 #define TARGET __attribute__((target("arch=armv8.2-a+dotprod+i8mm")))
 #endif
-#define UNIT 8
+#define K_STEP 8
 #define ISA "i8mm"
 #define NEEDS (CPU_NEON | CPU_DOTPROD | CPU_I8MM)
 #include "backend/cpu/kernels_neon_int8.h"

@@ -101,8 +101,8 @@ INLINE void end_small_block(const struct format *f, const uint8_t *block, const 
                             const int32x4_t *sum, float32x4_t *to) {
     const struct half at = half_of(f, block, 0);
     UNROLL for (int h = 0; h < 2; h++) {
-        float32x4_t whole = unshifted(dot_of_half(sum, h), f->shift[0]);
-        to[h] = vfmaq_f32(to[h], vmulq_n_f32(whole, x->scale), d_of(f, at, h));
+        float32x4_t dot = unshifted(dot_of_half(sum, h), f->shift[0]);
+        to[h] = vfmaq_f32(to[h], vmulq_n_f32(dot, x->scale), d_of(f, at, h));
         if (f->has_min)
             to[h] = vfmaq_n_f32(to[h], second_of(at, h), x->offset);
     }
@@ -232,10 +232,10 @@ INLINE void end_group(const struct format *f, const uint8_t *block, int g, const
     int32x4_t s[2][2];
     scales_of_eight(f, block, g, s);
     UNROLL for (int h = 0; h < 2; h++) {
-        int32x4_t whole = vmulq_s32(dot_of_half(sum[0], h), s[0][h]);
+        int32x4_t dots = vmulq_s32(dot_of_half(sum[0], h), s[0][h]);
         if (f->runs == 2)
-            whole = vmlaq_s32(whole, dot_of_half(sum[1], h), s[1][h]);
-        part[h] = vfmaq_n_f32(part[h], unshifted(whole, f->shift[f->runs - 1]), x->scale);
+            dots = vmlaq_s32(dots, dot_of_half(sum[1], h), s[1][h]);
+        part[h] = vfmaq_n_f32(part[h], unshifted(dots, f->shift[f->runs - 1]), x->scale);
     }
     if (f->has_min)
         add_low_of_one(f, block, g, x, low);

@@ -157,9 +157,9 @@ union vectors {
     uint8_t bytes[256];
 };
 
-INLINE void place(const uint32_t *q, uint32_t unit, uint32_t row, union vectors *to) {
+INLINE void place(const uint32_t *q, uint32_t k_step, uint32_t row, union vectors *to) {
     uint8_t *half = to->bytes + row / 4 * 128;
-    if (unit == 4) {
+    if (k_step == 4) {
         for (uint32_t j = 0; j < 8; j++)
             memcpy(half + 16 * j + row % 4 * 4, &q[j], 4);
     } else {
@@ -168,13 +168,13 @@ INLINE void place(const uint32_t *q, uint32_t unit, uint32_t row, union vectors 
     }
 }
 
-INLINE void pack_group(const struct layout *l, uint32_t unit, uint8_t (*blocks)[256], int g,
+INLINE void pack_group(const struct layout *l, uint32_t k_step, uint8_t (*blocks)[256], int g,
                        uint8_t *quants, uint8_t *bytes) {
     union vectors v;
     for (uint32_t row = 0; row < NEON_TILE; row++) {
         struct group group;
         l->read(blocks[row], g, &group);
-        place(group.q, unit, row, &v);
+        place(group.q, k_step, row, &v);
         for (int i = 0; i < l->bytes; i++)
             bytes[NEON_TILE * i + (int)row] = group.bytes[i];
     }
@@ -186,19 +186,20 @@ INLINE void pack_group(const struct layout *l, uint32_t unit, uint8_t (*blocks)[
 }
 
 /* blocks: one of each row. */
-INLINE void pack_block(const struct layout *l, uint32_t unit, uint8_t (*blocks)[256], uint8_t *to) {
+INLINE void pack_block(const struct layout *l, uint32_t k_step, uint8_t (*blocks)[256],
+                       uint8_t *to) {
     uint8_t *bytes = to + NEON_TILE * 4 * l->bits * l->groups;
     uint8_t *f16s = bytes + NEON_TILE * l->bytes * l->groups;
     for (int g = 0; g < l->groups; g++)
-        pack_group(l, unit, blocks, g, to + NEON_TILE * 4 * l->bits * g,
+        pack_group(l, k_step, blocks, g, to + NEON_TILE * 4 * l->bits * g,
                    bytes + NEON_TILE * l->bytes * g);
     for (int i = 0; i < l->f16s; i++)
         for (int row = 0; row < NEON_TILE; row++)
             memcpy(f16s + 2 * (NEON_TILE * i + row), blocks[row] + l->f16_at[i], 2);
 }
 
-INLINE void pack_tiles(const struct layout *l, uint32_t unit, const uint8_t *rows, size_t row_bytes,
-                       uint32_t n, uint8_t *to) {
+INLINE void pack_tiles(const struct layout *l, uint32_t k_step, const uint8_t *rows,
+                       size_t row_bytes, uint32_t n, uint8_t *to) {
     for (uint32_t tile = 0; tile < n; tile += NEON_TILE, rows += NEON_TILE * row_bytes) {
         uint32_t present = n - tile < NEON_TILE ? n - tile : NEON_TILE;
         _Alignas(16) uint8_t blocks[NEON_TILE][256]; /* those of the file may lie at odd places */
@@ -206,7 +207,7 @@ INLINE void pack_tiles(const struct layout *l, uint32_t unit, const uint8_t *row
         for (size_t at = 0; at < row_bytes; at += l->file_bytes, to += size_of(l)) {
             for (uint32_t row = 0; row < present; row++)
                 memcpy(blocks[row], rows + row * row_bytes + at, l->file_bytes);
-            pack_block(l, unit, blocks, to);
+            pack_block(l, k_step, blocks, to);
         }
     }
 }
@@ -230,9 +231,9 @@ INLINE void pack_tiles(const struct layout *l, uint32_t unit, const uint8_t *row
     static const struct layout layout_##type = {DT_##TYPE,     (values) / 32, bits,                \
                                                 bytes,         f16s,          sizeof(struct type), \
                                                 {F16S_##type}, read_##type,   close_##type};       \
-    static void pack_##type(uint32_t unit, const uint8_t *rows, size_t row_bytes, uint32_t n,      \
+    static void pack_##type(uint32_t k_step, const uint8_t *rows, size_t row_bytes, uint32_t n,    \
                             uint8_t *to) {                                                         \
-        if (unit == 4)                                                                             \
+        if (k_step == 4)                                                                           \
             pack_tiles(&layout_##type, 4, rows, row_bytes, n, to);                                 \
         else                                                                                       \
             pack_tiles(&layout_##type, 8, rows, row_bytes, n, to);                                 \
@@ -357,7 +358,7 @@ static void pack_grid(const struct grid_layout *l, const uint8_t *rows, size_t r
 
 static const struct packer {
     const struct layout *layout;
-    void (*pack)(uint32_t unit, const uint8_t *rows, size_t row_bytes, uint32_t n, uint8_t *to);
+    void (*pack)(uint32_t k_step, const uint8_t *rows, size_t row_bytes, uint32_t n, uint8_t *to);
 } packers[] = {
 #define X(TYPE, type, values, bits, bytes, f16s) {&layout_##type, pack_##type},
     NEON_TYPES(X)
@@ -381,7 +382,7 @@ uint64_t neon_packed_bytes(enum dtype type, uint32_t k, uint32_t n) {
     return tiles * (k / 32 / (uint32_t)l->groups) * size_of(l);
 }
 
-void neon_pack(enum dtype type, uint32_t unit, const void *rows, uint32_t k, uint32_t n,
+void neon_pack(enum dtype type, uint32_t k_step, const void *rows, uint32_t k, uint32_t n,
                void *packed) {
     const struct grid_layout *grid = grid_layout_of(type);
     if (grid) {
@@ -391,7 +392,7 @@ void neon_pack(enum dtype type, uint32_t unit, const void *rows, uint32_t k, uin
     }
     const struct packer *p = packer_of(type);
     size_t blocks = k / 32 / (uint32_t)p->layout->groups;
-    p->pack(unit, rows, blocks * p->layout->file_bytes, n, packed);
+    p->pack(k_step, rows, blocks * p->layout->file_bytes, n, packed);
 }
 
 #endif

@@ -9,10 +9,10 @@
  *   f16s    [i][row]          d, then m or dmin
  *
  * Four rows of a group are eight vectors w[0..7] of int8: with SDOT alone w[j] has values 4j..4j+3
- * of each row (unit 4); with SMMLA w[2s] has values 8s..8s+7 of the first two rows and w[2s + 1] of
- * the others (unit 8). So the first four vectors are values 0..15 either way. BITS vectors hold the
- * eight, so that few instructions expand them; what an instruction would cost most to clear or to
- * shift stays where it is, and the expanded vectors are the values times a power of two:
+ * of each row (k_step 4); with SMMLA w[2s] has values 8s..8s+7 of the first two rows and w[2s + 1]
+ * of the others (k_step 8). So the first four vectors are values 0..15 either way. BITS vectors
+ * hold the eight, so that few instructions expand them: bits that would cost an instruction more to
+ * shift stay where they are, and the expanded vectors are the values times a power of two:
  *
  *   2 bits  w0 w4 w1 w5 from the lowest up, then w2 w6 w3 w7; w4..w7 times 4
  *   3 bits  signed, times 32: a byte has two values on top; its two lowest bits hold w6 and w7:
@@ -82,9 +82,9 @@ enum {
 #undef X
 };
 
-/* unit: 4 or 8. */
+/* k_step: 4 or 8, see above. */
 uint64_t neon_packed_bytes(enum dtype type, uint32_t k, uint32_t n);
-void neon_pack(enum dtype type, uint32_t unit, const void *rows, uint32_t k, uint32_t n,
+void neon_pack(enum dtype type, uint32_t k_step, const void *rows, uint32_t k, uint32_t n,
                void *packed);
 
 #endif

@@ -38,7 +38,7 @@ INLINE void wide_bf16(const uint8_t *from, float32x4_t *to) {
     to[1] = vreinterpretq_f32_u16(vzip2q_u16(zero, v));
 }
 
-/* `rows` weight rows, 8 values a turn; `bytes` of a value. */
+/* `rows` weight rows, 8 values at a time; `bytes` of a value. */
 INLINE void multiply_rows(wide_fn *wide, uint32_t bytes, int rows, const uint8_t *w, const float *x,
                           uint32_t k, float *out) {
     const size_t row = (size_t)k * bytes;

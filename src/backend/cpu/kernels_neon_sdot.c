@@ -7,7 +7,7 @@
 #else
 #define TARGET __attribute__((target("arch=armv8.2-a+dotprod")))
 #endif
-#define UNIT 4
+#define K_STEP 4
 #define ISA "dotprod"
 #define NEEDS (CPU_NEON | CPU_DOTPROD)
 #include "backend/cpu/kernels_neon_int8.h"

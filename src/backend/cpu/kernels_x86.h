@@ -18,9 +18,10 @@
  *   INTS                            a vector of integers, T lanes of four bytes
  *   ints_load, bits_at, add_bits, look_up, widen_u8, widen_i8, half_load, f32_of
  *   grid_4, grid_8, negate          look-ups in kernels_grid.h, and signs
- *   struct format; dot_rows         the integer part, of DOT_FEW rows, or of DOT_MANY where a tile
- *                                   was expanded before
- *   WHOLE_BIAS_LOG2, WHOLE_FLIP     the bias of types that fill their bytes, and the same as a bit
+ *   dot_rows                        the integer part, of DOT_FEW rows, or of DOT_MANY where a tile
+ *                                   was expanded before; it uses kernels_x86_format.h
+ *   BYTE_BIAS_LOG2, BYTE_FLIP       the bias of types whose quants are whole bytes, and the same as
+ *                                   a bit to flip
  * and gets project_<type> for every type. */
 
 enum { TILES = 8, MAX_ACTS = 8 };
@@ -83,7 +84,7 @@ INLINE void expand_q8_0(const uint8_t *block, int g, struct expanded *out) {
 }
 
 /* The value of every iq4 nibble, with the bias. */
-#define IQ4(x) (uint8_t)((x) ^ WHOLE_FLIP)
+#define IQ4(x) (uint8_t)((x) ^ BYTE_FLIP)
 static const uint8_t iq4_values[16] = {IQ4(-127), IQ4(-104), IQ4(-83), IQ4(-65), IQ4(-49), IQ4(-35),
                                        IQ4(-22),  IQ4(-10),  IQ4(1),   IQ4(13),  IQ4(25),  IQ4(38),
                                        IQ4(53),   IQ4(69),   IQ4(89),  IQ4(113)};
@@ -296,8 +297,9 @@ INLINE void add_rows(const struct format *f, const struct expanded *w, const str
     }
 }
 
-/* Asks for this group's share of the block that the tile, or the one in its place in the next turn,
- * comes to later: 19 KiB of q4_k at T = 16 wait in L1 while the other tiles have their turn. */
+/* Asks for this group's share of the block that the tile, or the one in its place among the next
+ * tiles, comes to later: 19 KiB of q4_k at T = 16 wait in L1 while the other tiles have their turn.
+ */
 INLINE void fetch_ahead(const struct format *f, const uint8_t *later, int g) {
     const uint32_t share = f->block_bytes / f->groups;
     const uint8_t *at = later + (uint32_t)g * share;
@@ -316,19 +318,19 @@ INLINE void add_group(const struct format *f, const uint8_t *block, const uint8_
 struct tiles {
     const uint8_t *at;
     size_t bytes;           /* of one */
-    size_t turn;            /* bytes to those of the next turn; in the last one, of a tile */
+    size_t to_next;         /* bytes to the tiles after these; in the last columns, of a tile */
     uint32_t count, groups; /* groups: K / 32 */
 };
 
 /* Some tiles and `acts` rows. Tiles take turns group by group, so memory is read in as many
  * streams: a core of Sapphire Rapids reads 8 GB/s in one stream, 18 in eight. Measured for q4_k
- * with AVX-512: one tile at a time 7.1 GB/s, eight in turn 7.4, and with fetch_ahead 18.5. */
+ * with AVX-512: one tile at a time 7.1 GB/s, eight by turns 7.4, and with fetch_ahead 18.5. */
 INLINE void add_tiles(const struct format *f, struct tiles tiles, const struct act_group *rows,
                       size_t stride, int acts, VEC (*sums)[MAX_ACTS]) {
     const uint32_t ahead = f->groups == 1 ? 2 : 1; /* blocks; the short ones come up too soon */
     for (uint32_t at = 0; at < tiles.groups; tiles.at += f->block_bytes) {
         bool is_end = at + ahead * f->groups >= tiles.groups;
-        size_t later = ahead * f->block_bytes + (is_end ? tiles.turn - tiles.bytes : 0);
+        size_t later = ahead * f->block_bytes + (is_end ? tiles.to_next - tiles.bytes : 0);
         for (uint32_t g = 0; g < f->groups; g++, at++)
             for (uint32_t t = 0; t < tiles.count; t++) {
                 const uint8_t *block = tiles.at + t * tiles.bytes;
@@ -413,13 +415,13 @@ INLINE void expand_groups(const struct format *f, const uint8_t *tile, uint32_t 
     }
 }
 
-/* Asks for a group of a tile, or, past its end, of the one in its place in the next turn. */
+/* Asks for a group of a tile, or, past its end, of the one in its place among the next tiles. */
 INLINE void fetch_group(const struct format *f, const struct tiles *tiles, uint32_t t,
                         uint32_t group) {
     const uint8_t *tile = tiles->at + t * tiles->bytes;
     if (group >= tiles->groups) {
         group -= tiles->groups;
-        tile += tiles->turn;
+        tile += tiles->to_next;
     }
     fetch_ahead(f, tile + group / f->groups * f->block_bytes, (int)(group % f->groups));
 }
@@ -476,7 +478,7 @@ INLINE void project_rows(const struct format *f, project_many_fn *project_many, 
     for (uint32_t n = 0; n < count; n += step, tiles.at += step / TILE * tiles.bytes) {
         uint32_t columns = count - n < step ? count - n : step;
         tiles.count = (columns + TILE - 1) / TILE;
-        tiles.turn = columns < count - n ? step / TILE * tiles.bytes : tiles.bytes;
+        tiles.to_next = columns < count - n ? step / TILE * tiles.bytes : tiles.bytes;
         for (uint32_t r = 0; r < many; r += MANY_ROWS)
             project_many(f, tiles, columns, acts->groups + r * stride, stride,
                          many - r < MANY_ROWS ? many - r : MANY_ROWS, out + r * out_stride + n,
@@ -498,14 +500,14 @@ INLINE void project(const struct format *f, const void *weights, uint32_t first,
     X(Q4_1,   q4_1,   1, 0, true,  15)                                                             \
     X(Q5_0,   q5_0,   1, 4, false, 31)                                                             \
     X(Q5_1,   q5_1,   1, 0, true,  31)                                                             \
-    X(Q8_0,   q8_0,   1, WHOLE_BIAS_LOG2, false, 255)                                              \
+    X(Q8_0,   q8_0,   1, BYTE_BIAS_LOG2, false, 255)                                              \
     X(Q2_K,   q2_k,   2, 0, true,  3)                                                              \
     X(Q3_K,   q3_k,   2, 2, false, 7)                                                              \
     X(Q4_K,   q4_k,   1, 0, true,  15)                                                             \
     X(Q5_K,   q5_k,   1, 0, true,  31)                                                             \
     X(Q6_K,   q6_k,   2, 5, false, 63)                                                             \
-    X(IQ4_NL, iq4_nl, 1, WHOLE_BIAS_LOG2, false, 255)                                              \
-    X(IQ4_XS, iq4_xs, 1, WHOLE_BIAS_LOG2, false, 255)                                              \
+    X(IQ4_NL, iq4_nl, 1, BYTE_BIAS_LOG2, false, 255)                                              \
+    X(IQ4_XS, iq4_xs, 1, BYTE_BIAS_LOG2, false, 255)                                              \
     X(MXFP4,  mxfp4,  1, 4, false, 28)                                                             \
     X(IQ2_XXS, iq2_xxs, 1, 6, false, 107)                                                          \
     X(IQ2_XS,  iq2_xs,  2, 6, false, 107)                                                          \
@@ -525,10 +527,10 @@ INLINE void project(const struct format *f, const void *weights, uint32_t first,
                                                 has_min,                                           \
                                                 max};                                              \
     static uint64_t bytes_##type(uint32_t k, uint32_t n) {                                         \
-        return packed_bytes(DT_##TYPE, (struct packing){TILE, WHOLE_FLIP}, k, n);                  \
+        return packed_bytes(DT_##TYPE, (struct packing){TILE, BYTE_FLIP}, k, n);                   \
     }                                                                                              \
     static void pack_##type(const void *from, uint32_t k, uint32_t n, void *to) {                  \
-        pack_rows(DT_##TYPE, (struct packing){TILE, WHOLE_FLIP}, from, k, n, to);                  \
+        pack_rows(DT_##TYPE, (struct packing){TILE, BYTE_FLIP}, from, k, n, to);                   \
     }                                                                                              \
     static TARGET void project_##type(const void *weights, uint32_t first, uint32_t count,         \
                                       const struct activations *acts, float *out,                  \
