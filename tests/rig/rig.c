@@ -135,7 +135,7 @@ void rig_end(struct rig *r) {
         rig_kinds[i]->close(r->b[i]);
     plan_free(r->plan);
     free(r->weights);
-    rig_hear_complaints();
+    rig_check_validation();
 }
 
 /* ---- steps -------------------------------------------------------------------------------- */

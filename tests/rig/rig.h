@@ -30,8 +30,8 @@ bool rig_is_slow(void);
 static inline const char *rig_name(void) {
     return rig_kinds[RIG_DEVICE]->name;
 }
-/* Called when a plan is done: fails the test for what the device's driver complained of. */
-void rig_hear_complaints(void);
+/* Called when a plan is done: fails the test if the validation layer has reported anything. */
+void rig_check_validation(void);
 
 void rig_begin(struct rig *r, uint64_t seed, const struct plan_options *options);
 /* Closes the plan and opens both backends; false when one refused (the test has failed then). */

@@ -1,4 +1,4 @@
-/* kinds.c - the rig's backends, and the validation layer's complaints as failures of the test that
+/* kinds.c - the rig's backends, and messages of the validation layer as failures of the test that
  * runs. */
 #include "backend/vulkan/host/driver.h"
 #include "base/log.h"
@@ -6,12 +6,12 @@
 
 const struct backend_kind *const rig_kinds[RIG_BACKENDS] = {&backend_cpu, &backend_vulkan};
 
-void rig_hear_complaints(void) {
-    static uint32_t heard;
-    if (vulkan_complaints() > heard)
-        test_fail(__FILE__, __LINE__, "the validation layer complains %u times",
-                  vulkan_complaints() - heard);
-    heard = vulkan_complaints();
+void rig_check_validation(void) {
+    static uint32_t known;
+    uint32_t n = vulkan_validation_messages();
+    if (n > known)
+        test_fail(__FILE__, __LINE__, "the validation layer complains %u times", n - known);
+    known = n;
 }
 
 static void print_line(void *user, enum log_level level, const char *line) {

@@ -393,7 +393,7 @@ static void close_drafts(struct draft_rig *d) {
     for (uint32_t i = 0; i < N_PLANS; i++)
         plan_free(d->plans[i]);
     free(d->r.weights);
-    rig_hear_complaints();
+    rig_check_validation();
 }
 
 static struct io_output wants(float temperature) {

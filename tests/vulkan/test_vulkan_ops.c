@@ -223,7 +223,7 @@ TEST(vulkan_attend) {
         check_attend(&cases[i], 5000 + i);
 }
 
-/* Mean distance from the CPU's rows of one sequence, with so many times the usual scale. */
+/* Mean distance from the CPU's rows of one sequence, with this many times the usual scale. */
 static double attend_distance(const struct attend_case *c, float times, uint64_t seed) {
     struct rig r;
     struct operand pages = build_attend(&r, c, 1, seed);

@@ -12,7 +12,7 @@
 struct vulkan_driver vk;
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
-static atomic_uint complaints;
+static atomic_uint n_messages;
 
 static const struct {
     const char *name;
@@ -25,15 +25,15 @@ static const struct {
 
 /* ---- validation --------------------------------------------------------------------------- */
 
-uint32_t vulkan_complaints(void) {
-    return atomic_load(&complaints);
+uint32_t vulkan_validation_messages(void) {
+    return atomic_load(&n_messages);
 }
 
-static VkBool32 VKAPI_PTR hear(VkDebugUtilsMessageSeverityFlagBitsEXT severity,
-                               VkDebugUtilsMessageTypeFlagsEXT types,
-                               const VkDebugUtilsMessengerCallbackDataEXT *data, void *user) {
+static VkBool32 VKAPI_PTR on_message(VkDebugUtilsMessageSeverityFlagBitsEXT severity,
+                                     VkDebugUtilsMessageTypeFlagsEXT types,
+                                     const VkDebugUtilsMessengerCallbackDataEXT *data, void *user) {
     (void)severity, (void)types, (void)user;
-    atomic_fetch_add(&complaints, 1);
+    atomic_fetch_add(&n_messages, 1);
     log_line(LOG_WARN, "Vulkan validation: %s", data->pMessage);
     return VK_FALSE;
 }
@@ -48,10 +48,10 @@ static const VkDebugUtilsMessengerCreateInfoEXT messenger = {
     .messageSeverity = VK_DEBUG_UTILS_MESSAGE_SEVERITY_WARNING_BIT_EXT |
                        VK_DEBUG_UTILS_MESSAGE_SEVERITY_ERROR_BIT_EXT,
     .messageType = VK_DEBUG_UTILS_MESSAGE_TYPE_VALIDATION_BIT_EXT,
-    .pfnUserCallback = hear,
+    .pfnUserCallback = on_message,
 };
 
-static void start_messenger(void) {
+static void log_messages(void) {
     VkDebugUtilsMessengerEXT ignored;
     PFN_vkCreateDebugUtilsMessengerEXT create =
         (PFN_vkCreateDebugUtilsMessengerEXT)vk.find(vk.instance, "vkCreateDebugUtilsMessengerEXT");
@@ -142,7 +142,7 @@ static int start(struct err *err) {
         vk.instance, "vkGetPipelineExecutableStatisticsKHR");
     vk.is_validating = wants_validation();
     if (vk.is_validating)
-        start_messenger();
+        log_messages();
     return SLUICE_OK;
 }
 

@@ -81,7 +81,7 @@ extern struct vulkan_driver vk;
 int vulkan_driver_open(struct err *err);
 
 /* How often the validation layer has complained so far; each time it is a line of the log. */
-uint32_t vulkan_complaints(void);
+uint32_t vulkan_validation_messages(void);
 
 /* An error with what was done, when `result` is one. */
 int vulkan_check(VkResult result, const char *what, struct err *err);

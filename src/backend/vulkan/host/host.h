@@ -102,7 +102,7 @@ struct vulkan_device {
     VkDevice device;
     uint32_t n_users;
     atomic_bool is_lost;
-    bool has_full_subgroups; /* they can be feature_query for; other devices have them as a rule */
+    bool has_full_subgroups; /* shaders may ask for them; other devices mostly have them anyway */
     bool has_robustness;     /* of pipelines, which can be turned off */
     bool has_statistics;     /* of pipelines, and they are wanted */
     bool converts_halves;    /* by half.glsl: the driver's unpackHalf2x16 is wrong */
@@ -165,7 +165,16 @@ struct backend {
 int vulkan_enter(const struct backend *b, struct err *err);
 /* vulkan_check for calls that may report a lost device. */
 int vulkan_done(struct backend *b, VkResult result, const char *what, struct err *err);
+
+/* device.c */
+/* Opens the device of that number, or shares the one that another backend has open; fills in what
+ * is known of it. */
+int vulkan_take_device(struct backend *b, int number, struct err *err);
+void vulkan_leave_device(struct backend *b);
+/* As backend.h has them. */
 int vulkan_available(struct backend *b, uint64_t *bytes, struct err *err);
+bool vulkan_device_line(int i, char *out, size_t size);
+bool vulkan_is_worth_taking(void);
 
 /* memory.c */
 enum vulkan_memory_kind {
@@ -189,7 +198,8 @@ int vulkan_queue_open(struct backend *b, struct vulkan_queue *q, uint32_t queue,
 void vulkan_queue_close(struct backend *b, struct vulkan_queue *q);
 int vulkan_queue_begin(struct backend *b, struct vulkan_queue *q, VkCommandBuffer *out,
                        struct err *err);
-/* Ends and submits what lane_begin gave, after `after` of another timeline, if there is one. */
+/* Ends and submits the commands of vulkan_queue_begin, after value `after` of the timeline `other`,
+ * if there is one. */
 int vulkan_queue_end(struct backend *b, struct vulkan_queue *q, VkSemaphore other, uint64_t after,
                      struct err *err);
 int vulkan_queue_submit(struct backend *b, struct vulkan_queue *q, VkCommandBuffer commands,
@@ -203,7 +213,7 @@ void vulkan_full_barrier(VkCommandBuffer commands);
 int vulkan_place_weights(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                          struct err *err);
 const struct vulkan_place *vulkan_find_place(const struct backend *b, const struct operand *o);
-/* Whether the driver takes pages of mapped files; feature_query once. */
+/* Whether the driver takes pages of mapped files; tried once. */
 bool vulkan_can_import(struct backend *b);
 /* Bytes of weights that will be read where they are mapped. */
 uint64_t vulkan_importable(const struct backend *b);
@@ -256,7 +266,7 @@ int vulkan_peek(struct backend *b, enum region region, uint64_t offset, uint64_t
                 struct err *err);
 int vulkan_poke(struct backend *b, enum region region, uint64_t offset, uint64_t bytes,
                 const void *from, struct err *err);
-/* Bytes of a region to or from the host, through a lane's staging buffer. */
+/* Bytes of a region to or from the host, through a queue's staging buffer. */
 int vulkan_transfer(struct backend *b, struct vulkan_queue *q, const struct vulkan_region *r,
                     const struct backend_move *list, uint32_t n, bool is_in, struct err *err);
 int vulkan_zero(struct backend *b, const struct vulkan_region *r, struct err *err);

@@ -1,5 +1,4 @@
-/* memory.c - buffers, regions made of them, and lanes: queues with what copies through them need.
- */
+/* memory.c - buffers, regions made of them, and queues with what copies through them need. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -170,7 +169,7 @@ const struct vulkan_buffer *vulkan_buffer_at(const struct vulkan_region *r, uint
     return &r->list[low];
 }
 
-/* ---- lanes -------------------------------------------------------------------------------- */
+/* ---- queues ------------------------------------------------------------------------------- */
 
 int vulkan_queue_open(struct backend *b, struct vulkan_queue *q, uint32_t queue, struct err *err) {
     const VkCommandPoolCreateInfo pool = {
@@ -292,8 +291,8 @@ int vulkan_queue_wait(struct backend *b, struct vulkan_queue *q, struct err *err
     return wait_for(b, q, q->submitted, err);
 }
 
-/* What the host wrote is seen by a submission as it is; what it reads afterwards is feature_query
- * for. */
+/* A submission sees what the host wrote before it without a barrier; what the host reads afterwards
+ * needs one. */
 void vulkan_full_barrier(VkCommandBuffer commands) {
     const VkMemoryBarrier all = {
         .sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER,

@@ -429,7 +429,7 @@ int vulkan_count(struct backend *b, struct plan *const *plans, uint32_t n_plans,
     return SLUICE_OK;
 }
 
-/* Lists so many steps of a plan. */
+/* Lists this many steps of a plan. */
 static int list_steps(struct backend *b, struct vulkan_recording *into, uint32_t n,
                       struct err *err) {
     struct vulkan_recorder r = recorder(b, into->plan, into, into->is_greedy, err);

@@ -206,7 +206,7 @@ int vulkan_fence(struct backend *b, uint32_t number, struct err *err) {
     return vulkan_enter(b, err);
 }
 
-/* Through a lane of its own, by another thread. */
+/* Through a queue of its own, by another thread. */
 int vulkan_move_beside(struct backend *b, uint32_t fence, const struct backend_move *list,
                        uint32_t n, struct err *err) {
     CHECK(fence < BACKEND_FENCES);

@@ -50,7 +50,7 @@ int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
  * dispatch which all would wait for. */
 bool vulkan_can_fuse(const struct vulkan_recorder *r, const struct vulkan_prologue *p);
 
-/* Pairs of rows and places by expert, in tiles of so many (experts_sort.comp). */
+/* Pairs of rows and places by expert, in tiles of this many (experts_sort.comp). */
 struct vulkan_pairs {
     struct vulkan_bind tiles;
     uint32_t rows, n_tiles;

@@ -182,7 +182,7 @@ void load_queries(uint t, Job j) {
     }
 }
 
-// From the scores of a tile's positions to weights; the thread's query sees so many of them.
+// From the scores of a tile's positions to weights; the thread's query sees this many of them.
 void softmax_tile(uint t, uint seen) {
     uint q = t / 16, at = t % 16;
     float a = 0, b = 0;

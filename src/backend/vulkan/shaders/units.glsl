@@ -1,7 +1,7 @@
 // units.glsl - units of weights in blocks and of int8 activations, for project.comp and
 // project_tile.comp. A unit is two groups of 32 values.
 //
-// -DDOT: with the instruction for four int8 products. SHARED_UNITS, where defined before: so many
+// -DDOT: with the instruction for four int8 products. SHARED_UNITS, where defined before: this many
 // units of activations are in shared memory (tile_x).
 //
 // sum += (scale * x.scale) * dot(q, x.q) - minimum * (x.scale * sum(x.q)) for each run of 16 or 32
