@@ -201,7 +201,7 @@ TEST(engine_what_clients_send_is_known) {
         static int32_t tokens[ANSWER], prompt[1500];
         if (!rig_open(&r, models[m], 1))
             return;
-        r.engine->state.options.grid = 256;
+        r.engine->state.options.snapshot_every = 256;
         first_turn(&r, tokens);
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
             struct sluice_reuse reuse;

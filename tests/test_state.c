@@ -14,7 +14,7 @@ enum {
     N_PAGES = 13, /* far fewer than all at full length need */
     N_SNAPSHOTS = 5,
     N_SPARE = 4,
-    GRID = 192,
+    EVERY = 192,
     N_KNOWN = 5,
     N_LOWER = 40,
 };
@@ -106,7 +106,7 @@ static bool world_open(struct world *w, uint64_t seed, bool is_recurrent, bool h
         .n_slots = N_SLOTS,
         .n_snapshots = is_recurrent ? N_SNAPSHOTS : 0,
         .n_spare = is_recurrent ? N_SPARE : 0,
-        .grid = GRID,
+        .snapshot_every = EVERY,
         .context = CONTEXT,
         .pages_per_seq = PER_SEQ,
         .n_pages = N_PAGES,
@@ -232,7 +232,7 @@ static void draft(struct world *w, uint32_t slot) {
     }
 }
 
-/* What a step of so many rows writes, the drafted ones included; cut off: junk. */
+/* What a step of this many rows writes, the drafted ones included; cut off: junk. */
 static void write_rows(struct world *w, uint32_t slot, uint32_t rows, bool is_cut) {
     const struct slot *s = &w->st.slots[slot];
     uint32_t end = s->length + rows;
@@ -533,7 +533,7 @@ TEST(engine_state_fork_of_32k_shares_its_pages) {
     };
     const struct state_options options = {.n_slots = 2,
                                           .n_snapshots = LONG_CELLS - 2,
-                                          .grid = 1024,
+                                          .snapshot_every = 1024,
                                           .context = LONG_PAGES * PAGE,
                                           .pages_per_seq = LONG_PAGES,
                                           .n_pages = LONG_PAGES,

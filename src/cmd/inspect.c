@@ -190,7 +190,7 @@ static json_t *memory_json(const struct sluice_engine *e) {
         {"page_bytes", e->state.layout.page_bytes},
         {"snapshots", e->setup.n_snapshots},
         {"snapshot_bytes", e->state.layout.recurrent_bytes},
-        {"snapshot_every", e->state.layout.recurrent_bytes ? e->setup.grid : 0},
+        {"snapshot_every", e->state.layout.recurrent_bytes ? e->setup.snapshot_every : 0},
         {"cache_bytes", m.cache},
         {"cache_dir_bytes", e->setup.disk_bytes},
     };

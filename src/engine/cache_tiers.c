@@ -6,8 +6,8 @@
 
 /* ---- the tiers below ---------------------------------------------------------------------- */
 
-/* Makes room for so many bytes in a lower tier: the least useful entries there go. Their bytes may
- * be free only once they are written to disk. */
+/* Makes room for this many bytes in a lower tier: the least useful entries there go. Their bytes
+ * may be free only once they are written to disk. */
 static void make_room(struct cache *c, enum tier tier, uint64_t cost) {
     enum cache_heap which = tier == TIER_HOST ? HEAP_HOST : HEAP_DISK;
     struct cache_lower *l = &c->lower;

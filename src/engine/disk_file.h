@@ -22,7 +22,7 @@ struct disk_meta {
     uint32_t position;     /* tokens from the beginning to the object's end */
     struct hash128 hash;   /* of all those tokens: with kind and position it names the file */
     struct hash128 parent; /* that of the block before; zero: none */
-    uint32_t n_tokens;     /* the last so many of those tokens are in the file */
+    uint32_t n_tokens;     /* this many of those tokens, the last, are in the file */
     uint64_t bytes;        /* of the payload */
 };
 
@@ -49,7 +49,7 @@ int disk_file_write(int folder, struct hash128 identity, const struct disk_meta 
 /* Opens a regular file without following links or blocking; -1: there is none. *bytes: its size. */
 int disk_file_open(int folder, const char *name, uint64_t *bytes);
 
-/* Header and tokens of an open file of so many bytes; meta's kind, position and hash are those of
+/* Header and tokens of an open file of this many bytes; meta's kind, position and hash are those of
  * its name. False: the file does not have this name, identity and format, has too many tokens, or
  * is truncated or damaged. */
 bool disk_file_read_head(int fd, uint64_t file_bytes, struct hash128 identity,

@@ -62,7 +62,7 @@ typedef bool disk_scan_fn(void *user, uint32_t object, const struct disk_meta *m
                           const int32_t *tokens);
 void disk_tier_scan(struct disk_tier *d, disk_scan_fn *fn, void *user);
 
-/* Bytes of a file for so many tokens and payload bytes, and bytes that may still be put. */
+/* Bytes of a file for this many tokens and payload bytes, and bytes that may still be put. */
 uint64_t disk_tier_cost(uint32_t n_tokens, uint64_t bytes);
 uint64_t disk_tier_free_bytes(struct disk_tier *d);
 uint64_t disk_tier_bytes(struct disk_tier *d); /* of our own files */

@@ -160,21 +160,21 @@ static int plan_pages(struct setup *s, uint64_t budget, uint64_t page_bytes, str
     return SLUICE_OK;
 }
 
-/* Snapshots on the grid take no more memory than the KV cache of the tokens between them. */
-static uint32_t usual_grid(const struct state_layout *layout) {
+/* Such that snapshots take no more memory than the KV cache of the tokens between them. */
+static uint32_t usual_snapshot_every(const struct state_layout *layout) {
     uint64_t pages = layout->page_bytes
                          ? (layout->recurrent_bytes + layout->page_bytes - 1) / layout->page_bytes
                          : 1;
-    uint64_t grid = IO_PAGE_POSITIONS * (pages ? pages : 1);
-    return grid < MAX_CONTEXT ? (uint32_t)grid : MAX_CONTEXT;
+    uint64_t every = IO_PAGE_POSITIONS * (pages ? pages : 1);
+    return every < MAX_CONTEXT ? (uint32_t)every : MAX_CONTEXT;
 }
 
 /* As many snapshots as the budget buys and pages allow; none where rewinding just truncates. */
 static void plan_snapshots(struct setup *s, uint64_t budget, const struct state_layout *layout) {
     if (!layout->n_recurrent)
         return;
-    uint64_t useful =
-        s->n_pages * (1 + (uint64_t)IO_PAGE_POSITIONS / min_u32(s->grid, IO_PAGE_POSITIONS));
+    uint64_t useful = s->n_pages * (1 + (uint64_t)IO_PAGE_POSITIONS /
+                                            min_u32(s->snapshot_every, IO_PAGE_POSITIONS));
     uint64_t bought = budget / layout->recurrent_bytes;
     uint64_t n = bought < useful ? bought : useful;
     if (budget && !bought) /* a default may be too small for a model, so it is no error */
@@ -196,7 +196,7 @@ static int plan_state_memory(struct sluice_engine *e, const struct sluice_engine
         status = state_layout_of(&layout, probe, &e->arena, err);
     if (!status)
         status = plan_pages(&e->setup, o->kv_bytes, layout.page_bytes, err);
-    e->setup.grid = o->snapshot_every ? o->snapshot_every : usual_grid(&layout);
+    e->setup.snapshot_every = o->snapshot_every ? o->snapshot_every : usual_snapshot_every(&layout);
     if (!status)
         status = tiers_plan(&e->setup, o, &layout, err);
     if (!status)
@@ -370,7 +370,7 @@ static int make_tables(struct sluice_engine *e, struct err *err) {
         .n_slots = s->n_seqs,
         .n_snapshots = s->n_snapshots,
         .n_spare = e->state.layout.n_recurrent ? s->drafts : 0,
-        .grid = s->grid,
+        .snapshot_every = s->snapshot_every,
         .context = s->context,
         .pages_per_seq = s->pages_per_seq,
         .n_pages = s->n_pages,

@@ -39,13 +39,13 @@ struct setup {
     uint32_t n_pages; /* of all sequences together */
     uint32_t n_seqs, batch, prefill;
     uint32_t outputs;      /* rows of a step that may go through the LM head, and ... */
-    uint32_t drafts;       /* ... so many drafted ones besides */
+    uint32_t drafts;       /* ... this many drafted ones besides */
     uint32_t block_drafts; /* tokens that the draft block drafts at most; 0: it is not loaded */
     uint32_t block_vocab;  /* the first tokens of the vocabulary, which it drafts from where the
                             * text has few others; 0: always from all */
-    uint32_t n_snapshots, grid;
-    uint64_t host_bytes, disk_bytes; /* of the tiers below the device */
-    uint32_t n_host, n_disk;         /* objects that they can hold */
+    uint32_t n_snapshots, snapshot_every; /* cells for snapshots; tokens between regular ones */
+    uint64_t host_bytes, disk_bytes;      /* of the tiers below the device */
+    uint32_t n_host, n_disk;              /* objects that they can hold */
     enum dtype kv_type;
     bool exact;
     uint32_t n_taps; /* of a plan; its last one is the hidden state */
@@ -130,7 +130,7 @@ void engine_close(struct sluice_engine *e); /* takes NULL */
 
 struct sluice_memory engine_memory_of(const struct sluice_engine *e,
                                       const struct backend_memory *m);
-/* The plan that a step of so many rows and outputs runs; and one of the draft block, which picks
+/* The plan that a step of this many rows and outputs runs; and one of the draft block, which picks
  * from all tokens or from setup.block_vocab. */
 uint32_t engine_plan_for(const struct sluice_engine *e, uint32_t rows, uint32_t outputs);
 uint32_t engine_draft_plan_for(const struct sluice_engine *e, uint32_t rows, bool from_all);

@@ -16,7 +16,7 @@ struct page {
     uint32_t refs;   /* holders; 0: it is free */
     uint32_t kept;   /* those of them that are the prefix cache's */
     uint32_t owner;  /* the one slot that may append to it while others have it, or NO_OWNER */
-    uint32_t frozen; /* others than the owner read so many first positions */
+    uint32_t frozen; /* others than the owner read this many positions, the first */
 };
 
 struct pages {

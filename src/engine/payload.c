@@ -23,7 +23,7 @@ struct move_list {
     uint32_t n_moves;
 };
 
-/* Adds the payload's next stretch: so many bytes, of which the first `used` are moved to or from
+/* Adds the payload's next stretch: this many bytes, of which the first `used` are moved to or from
  * this place in STATE. 0: it is skipped. */
 static void add_stretch(struct move_list *l, uint64_t offset, uint64_t bytes, uint64_t used) {
     uint64_t from = l->at > l->begin ? l->at : l->begin, end = l->begin + used;

@@ -322,14 +322,14 @@ void state_begin_step(struct state *st) {
  * others. */
 void state_plan_snapshots(struct state *st, uint32_t slot, uint32_t rows) {
     struct slot *s = &st->slots[slot];
-    uint32_t end = s->length + rows, grid = st->options.grid, n_marks = s->n_marks;
+    uint32_t end = s->length + rows, every = st->options.snapshot_every, n_marks = s->n_marks;
     uint32_t max = (st->options.n_snapshots + 1) / 2;
     s->first_planned = st->n_planned;
     for (uint32_t p = end - 1; st->n_planned < max; p--) {
         while (n_marks && s->marks[n_marks - 1] > p)
             n_marks--;
         uint32_t mark = n_marks ? s->marks[n_marks - 1] : 0;
-        p = p - p % grid > mark ? p - p % grid : mark;
+        p = p - p % every > mark ? p - p % every : mark;
         uint32_t cell = p > s->length ? cache_take_cell(&st->cache) : NO_CELL;
         if (cell == NO_CELL)
             break;
@@ -434,8 +434,9 @@ void state_close(struct state *st, uint32_t slot, bool is_kept) {
 static uint32_t next_snapshot(const struct state *st, const struct slot *s) {
     if (st->options.n_snapshots == 0)
         return UINT32_MAX;
-    uint32_t on_grid = s->length - s->length % st->options.grid + st->options.grid;
-    return s->n_marks ? min_u32(s->marks[0], on_grid) : on_grid;
+    uint32_t regular =
+        s->length - s->length % st->options.snapshot_every + st->options.snapshot_every;
+    return s->n_marks ? min_u32(s->marks[0], regular) : regular;
 }
 
 uint32_t state_rows_to_snapshot(const struct state *st, uint32_t slot) {
@@ -454,7 +455,7 @@ uint32_t state_pass_marks(struct slot *s) {
 
 /* Whether a snapshot is to be kept after the first n tokens; on_mark: they are marked. */
 static bool is_due(const struct state *st, uint32_t n, bool on_mark) {
-    return st->options.n_snapshots && (on_mark || n % st->options.grid == 0);
+    return st->options.n_snapshots && (on_mark || n % st->options.snapshot_every == 0);
 }
 
 /* Gives the slot the state after the drafted rows that are kept. `first`: the position of the first

@@ -14,7 +14,7 @@
 /* A part of STATE that is one item after the other: item i is at offset + i * bytes. */
 struct piece {
     uint64_t offset, bytes; /* bytes 0: none */
-    uint32_t n_heads;       /* of a page: so many heads times PAGE positions */
+    uint32_t n_heads;       /* of a page: this many heads times PAGE positions */
 };
 
 /* STATE as the ops of a plan use it. */
@@ -59,8 +59,8 @@ struct planned {
 
 struct state_options {
     uint32_t n_slots;
-    uint32_t n_snapshots, grid; /* cells for snapshots, and the tokens between two of them */
-    uint32_t n_spare;           /* cells for drafts: as many in one step */
+    uint32_t n_snapshots, snapshot_every; /* cells for snapshots; tokens between regular ones */
+    uint32_t n_spare;                     /* cells for drafts: as many in one step */
     uint32_t context, pages_per_seq, n_pages, n_vocab;
     uint32_t n_lower; /* blocks and snapshots that the tiers below hold */
 };
@@ -117,7 +117,7 @@ bool state_must_copy(const struct state *st, uint32_t slot);
  * anything else is done. */
 uint32_t state_borrow_cell(struct state *st);
 void state_return_cell(struct state *st, uint32_t cell);
-/* A step added so many rows, and the snapshots that were planned; of the drafted rows after these
+/* A step added this many rows, and the snapshots that were planned; of the drafted rows after these
  * the first `kept` were right. */
 int state_advance(struct state *st, uint32_t slot, uint32_t rows, uint32_t kept, struct err *err);
 
@@ -162,7 +162,7 @@ int state_attach(struct state *st, struct host_tier *host, struct disk_tier *dis
                  struct disk_fetch *fetch, struct err *err);
 /* Once per step, best while it runs: copies what is to be evicted next to host memory. */
 void state_copy_ahead(struct state *st);
-/* Notes how long a step of so many rows took: state that is recomputed faster than copied out and
+/* Notes how long a step of this many rows took: state that is recomputed faster than copied out and
  * back is not copied. */
 void state_note_step(struct state *st, uint32_t rows, double seconds);
 void state_detach(struct state *st);
