@@ -62,8 +62,8 @@ struct answer {
     const struct job_end *end;
     bool has_stopped;  /* by a stop text: the rest is not wanted */
     bool has_failed;   /* memory ran out */
-    size_t n_told;     /* of those shown: already sent, by APIs that stream them */
-    size_t n_told_ids; /* of `tokens`, likewise */
+    size_t n_sent;     /* of those shown: already sent, by APIs that stream them */
+    size_t n_sent_ids; /* of `tokens`, likewise */
     bool is_echoed;    /* and its prompt is included */
 
     /* Private. */

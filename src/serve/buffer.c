@@ -13,7 +13,7 @@ bool buffer_printf(struct buffer *b, const char *format, ...) {
     return buffer_add(b, line, n < 0 ? 0 : (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
 }
 
-/* Digits that all numbers of a value need, and at least so many. */
+/* Digits that all numbers of a value need, and at least this many. */
 static int digits_of(const json_t *value, int digits) {
     enum { MAX_DIGITS = 17 };
     char text[32];

@@ -21,7 +21,7 @@ struct format {
 
 enum { FORMATS_BYTES = 256 << 20 }; /* kept by a server */
 
-/* Keeps at most so many bytes of grammars. NULL when memory ran out. The model is borrowed. */
+/* Keeps at most this many bytes of grammars. NULL when memory ran out. The model is borrowed. */
 struct formats *formats_open(const sluice_model *model, size_t max_bytes);
 void formats_close(struct formats *f); /* after all references are released; takes NULL */
 

@@ -29,7 +29,7 @@ struct lookup {
     struct guess_record record; /* of guesses in this text */
 };
 
-/* For a text of at most so many tokens; a multiple of 4. */
+/* For a text of at most this many tokens; a multiple of 4. */
 size_t lookup_bytes(uint32_t capacity);
 /* memory: lookup_bytes of it, aligned to 4. */
 void lookup_init(struct lookup *l, void *memory, uint32_t capacity);

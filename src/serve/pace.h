@@ -1,9 +1,9 @@
 /* pace.h - how many guessed tokens are worth their rows.
  *
  * A draft costs rows of a step, and maybe time of its own; it pays by the chance that its tokens
- * are right. Both are measured: how long steps of so many rows take on this machine, and how often
- * the guesses of a source were right. So drafting stops where it does not pay, and is tried again
- * now and then.
+ * are right. Both are measured: how long steps of this many rows take on this machine, and how
+ * often the guesses of a source were right. So drafting stops where it does not pay, and is tried
+ * again now and then.
  *
  * Used by one thread at a time. */
 #ifndef SERVE_PACE_H
@@ -19,12 +19,12 @@ struct pace {
     double draft_seconds[PACE_SIZES]; /* of a step of the draft block, by sequences */
 };
 
-/* Notes how long a step of so many rows, none of a prompt, took. */
+/* Notes how long a step of this many rows, none of a prompt, took. */
 void pace_note(struct pace *p, uint32_t rows, double seconds);
-/* Notes how long it took the draft block to draft n tokens for each of so many sequences. */
+/* Notes how long it took the draft block to draft n tokens for each of this many sequences. */
 void pace_note_draft(struct pace *p, uint32_t n_seqs, uint32_t n, double seconds);
 
-/* How long a step of so many rows takes; 0: not known. */
+/* How long a step of this many rows takes; 0: not known. */
 double pace_seconds(const struct pace *p, uint32_t rows);
 /* How long the draft block takes for a token of each; a guess until it is known. */
 double pace_draft_seconds(const struct pace *p, uint32_t n_seqs);

@@ -624,7 +624,7 @@ static uint32_t pages_to_grow(const struct sched *s, const struct answer *a) {
     return div_up(a->report.n_prompt + a->request->max_tokens - 1, s->page) - div_up(a->n, s->page);
 }
 
-/* Whether there are pages for one that needs so many, for those that run, and some for these to
+/* Whether there are pages for one that needs this many, for those that run, and some for these to
  * grow: one page for every fourth. With one for each, few were ever preempted, and 200 requests on
  * four pages took a fifth more steps. While any lacks a page none starts. One that is alone may
  * have all pages. */
@@ -933,7 +933,7 @@ static void drop_rest(struct sched *s, struct answer *a) {
         fail(s, a, status);
 }
 
-/* Of a step that fed so many tokens. */
+/* Of a step that fed this many tokens. */
 static void count_drafts(struct sched *s, struct answer *a, uint32_t n_fed) {
     uint32_t n_kept = a->n_drafted ? n_fed : 0;
     if (a->is_by_block)
@@ -987,7 +987,7 @@ static struct answer *youngest(const struct sched *s) {
 
 /* Preempts the youngest until there is a page for each older one that found none. Those that found
  * none and are younger than all others may wait as they are. */
-static void relieve(struct sched *s) {
+static void preempt_for_pages(struct sched *s) {
     struct sluice_pages pages;
     uint32_t n_starved = 0;
     sluice_engine_pages(s->engine, &pages);
@@ -1080,7 +1080,7 @@ int sched_step(struct sched *s, bool *worked) {
         status = recover(s, status);
     else
         hand_out(s);
-    relieve(s);
+    preempt_for_pages(s);
     s->counters.engine_seconds += engine_seconds;
     s->counters.own_seconds += seconds_now() - started - engine_seconds;
     if (worked)

@@ -20,7 +20,7 @@ enum { SNAPSHOT_MAX_ID = 64 };
 
 struct snapshots;
 
-/* Lists what is in the folder (NULL: none). Keeps at most so many bytes. */
+/* Lists what is in the folder (NULL: none). Keeps at most this many bytes. */
 int snapshots_open(struct snapshots **out, const char *folder, uint64_t max_bytes, struct err *err);
 void snapshots_close(struct snapshots *s); /* takes NULL */
 

@@ -1,4 +1,4 @@
-/* store.c - bytes kept in memory under a name, at most so many of them. */
+/* store.c - bytes kept in memory under a name, at most this many of them. */
 #include "serve/store.h"
 
 #include <pthread.h>

@@ -7,7 +7,7 @@
 
 struct store;
 
-/* Keeps at most so many bytes. NULL when memory ran out. */
+/* Keeps at most this many bytes. NULL when memory ran out. */
 struct store *store_open(size_t max_bytes);
 void store_close(struct store *s); /* takes NULL */
 

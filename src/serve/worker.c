@@ -310,7 +310,7 @@ static void count_end(struct metrics *m, const struct sched_report *r) {
     histogram_add(&m->whole, r->seconds);
 }
 
-/* So many of its answers are done. Those still to be started take the places of those that ended.
+/* This many of its answers are done. Those still to be started take the places of those that ended.
  */
 static void count_out(struct job *job, uint32_t n) {
     struct worker *w = job->worker;

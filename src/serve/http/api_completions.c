@@ -198,12 +198,12 @@ static json_t *logprobs_of(const struct answer *a, bool has_prompt, size_t from)
 /* The echo goes with the first text: only then are its log probabilities known. */
 static void put_text(struct exchange *x, struct answer *a, struct str text) {
     struct buffer all = {0};
-    json_t *logprobs = logprobs_of(a, !a->is_echoed, a->n_told);
+    json_t *logprobs = logprobs_of(a, !a->is_echoed, a->n_sent);
     if (!a->is_echoed)
         add_echo(a, &all);
     buffer_add(&all, text.at, text.len);
     a->is_echoed = true;
-    a->n_told = a->n_shown;
+    a->n_sent = a->n_shown;
     openai_put_chunk(x, &text_chunk, a, "text", json_of_text(buffer_str(&all)), logprobs);
     buffer_free(&all);
 }

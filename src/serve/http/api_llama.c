@@ -149,20 +149,20 @@ static json_t *begin_object(const struct answer *a, struct str content, bool is_
         a->ask->is_streamed || json_is_true(json_object_get(a->ask->root, "return_tokens"));
     json_t *out = json_pack("{s:i, s:o, s:o, s:b, s:i, s:I, s:I}", "index", (int)a->number,
                             "content", json_of_text(content), "tokens",
-                            has_ids ? ids_json(a, a->n_told_ids) : json_array(), "stop", is_end,
+                            has_ids ? ids_json(a, a->n_sent_ids) : json_array(), "stop", is_end,
                             "id_slot", -1, "tokens_predicted", (json_int_t)a->n_tokens,
                             "tokens_evaluated", (json_int_t)prompt_of(a)->n);
-    if (a->ask->n_top > 0 && a->n_told < a->n_shown) {
-        json_t *entries = openai_logprobs_between(a, a->n_told, a->n_shown);
-        set_ids(entries, a, a->n_told);
+    if (a->ask->n_top > 0 && a->n_sent < a->n_shown) {
+        json_t *entries = openai_logprobs_between(a, a->n_sent, a->n_shown);
+        set_ids(entries, a, a->n_sent);
         json_object_set_new(out, "completion_probabilities", entries);
     }
     return out;
 }
 
-static void count_told(struct answer *a) {
-    a->n_told_ids = a->n_tokens;
-    a->n_told = a->n_shown;
+static void count_sent(struct answer *a) {
+    a->n_sent_ids = a->n_tokens;
+    a->n_sent = a->n_shown;
 }
 
 static const char *stop_type(const struct answer *a, const char *stop) {
@@ -231,12 +231,12 @@ static void put(struct exchange *x, json_t *object) {
 
 static void completion_piece(struct exchange *x, struct answer *a, const struct piece *piece) {
     put(x, begin_object(a, piece->text, false));
-    count_told(a);
+    count_sent(a);
 }
 
 static void completion_end(struct exchange *x, struct answer *a) {
     put(x, end_object(x, a, STR("")));
-    count_told(a);
+    count_sent(a);
 }
 
 static void completion_fail(struct exchange *x, const char *message) {

@@ -143,9 +143,9 @@ static json_t *begin_line(const struct exchange *x, bool is_done) {
 
 /* Adds the log probabilities of tokens not sent yet, if wanted. */
 static void add_logprobs(struct answer *a, json_t *line) {
-    if (a->ask->n_top >= 0 && a->n_shown > a->n_told)
-        json_object_set_new(line, "logprobs", openai_logprobs_between(a, a->n_told, a->n_shown));
-    a->n_told = a->n_shown;
+    if (a->ask->n_top >= 0 && a->n_shown > a->n_sent)
+        json_object_set_new(line, "logprobs", openai_logprobs_between(a, a->n_sent, a->n_shown));
+    a->n_sent = a->n_shown;
 }
 
 /* Adds why it ended, token counts and nanoseconds. */

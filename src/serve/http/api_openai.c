@@ -317,8 +317,8 @@ void openai_put_failure(struct exchange *x, const char *message) {
 static const struct openai_chunk chat_chunk = {"chatcmpl-", "chat.completion.chunk"};
 
 static void put_delta(struct exchange *x, struct answer *a, json_t *delta) {
-    json_t *logprobs = chat_logprobs(a, a->n_told);
-    a->n_told = a->n_shown;
+    json_t *logprobs = chat_logprobs(a, a->n_sent);
+    a->n_sent = a->n_shown;
     openai_put_chunk(x, &chat_chunk, a, "delta", delta, logprobs);
 }
 

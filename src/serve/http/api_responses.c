@@ -23,7 +23,7 @@ struct response {
     enum item open;
     char id[32];
     struct buffer text;
-    size_t first_said; /* of the answer's tokens with log probabilities */
+    size_t first_token; /* of the answer's tokens with log probabilities */
 };
 
 static void response_release(void *own) {
@@ -576,7 +576,7 @@ static void begin_item(struct exchange *x, const struct answer *a, enum item ite
     json_t *none = json_array();
     r->open = item;
     r->text.len = 0;
-    r->first_said = a->n_told;
+    r->first_token = a->n_sent;
     answer_make_id(item == ITEM_REASONING ? "rs_" : "msg_", r->id);
     put_item(x, "response.output_item.added", item_json(r, "in_progress", NULL));
     put_part(x, "response.content_part.added", "part", part_json(r, STR(""), none));
@@ -588,7 +588,7 @@ static void end_item(struct exchange *x, const struct answer *a, const char *sta
     if (r->open == NO_ITEM)
         return;
     struct str text = buffer_str(&r->text);
-    json_t *logprobs = logprobs_of(a, r->first_said, a->n_told);
+    json_t *logprobs = logprobs_of(a, r->first_token, a->n_sent);
     json_t *part = part_json(r, text, logprobs), *item = item_json(r, status, json_incref(part));
     if (x->ask->is_streamed) {
         bool thinks = r->open == ITEM_REASONING;
@@ -632,7 +632,7 @@ static void put_piece(struct exchange *x, struct answer *a, const struct piece *
     if (piece->kind == PIECE_CALL) {
         end_item(x, a, "completed");
         add_call_item(x, piece->call);
-        a->n_told = a->n_shown; /* the call's own tokens are of no text */
+        a->n_sent = a->n_shown; /* the call's own tokens are of no text */
         return;
     }
     bool thinks = piece->kind == PIECE_REASONING;
@@ -646,9 +646,9 @@ static void put_piece(struct exchange *x, struct answer *a, const struct piece *
         json_pack("{s:s, s:i, s:i, s:o}", "item_id", r->id, "output_index", output_index(r),
                   "content_index", 0, "delta", json_of_text(piece->text));
     if (!thinks && x->ask->is_streamed)
-        json_object_set_new(delta, "logprobs", logprobs_of(a, a->n_told, a->n_shown));
+        json_object_set_new(delta, "logprobs", logprobs_of(a, a->n_sent, a->n_shown));
     if (!thinks)
-        a->n_told = a->n_shown;
+        a->n_sent = a->n_shown;
     put(x, thinks ? "response.reasoning_text.delta" : "response.output_text.delta", delta);
 }
 
@@ -667,7 +667,7 @@ static json_t *whole(struct exchange *x) {
     const char *status = is_short ? "incomplete" : "completed";
     if (r->open == NO_ITEM && output_index(r) == 0)
         begin_item(x, a, ITEM_MESSAGE); /* an empty answer */
-    a->n_told = a->n_shown;
+    a->n_sent = a->n_shown;
     end_item(x, a, a->finish == FINISH_CUT ? "incomplete" : status);
     if (a->finish == FINISH_CUT)
         return failed_json(x, "the server ended before the answer did");

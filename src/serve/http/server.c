@@ -114,7 +114,7 @@ static bool admit(struct exchange *x) {
     return false;
 }
 
-/* So many bodies of maximum length may be in memory at once; short ones do not count. */
+/* This many bodies of maximum length may be in memory at once; short ones do not count. */
 enum { MAX_BODIES = 8 };
 
 static void take_body(struct exchange *x, const char *data, size_t n) {

@@ -70,8 +70,8 @@ const char *server_address(const struct server *server);
 unsigned server_connections(const struct server *server);
 /* Requests that are not answered yet. */
 int server_requests(const struct server *server);
-/* No new connections, no new requests; returns when all running ones are answered, or after so many
- * seconds, when they are cut off. */
+/* No new connections, no new requests; returns when all running ones are answered, or after this
+ * many seconds, when they are cut off. */
 void server_drain(struct server *server, double seconds);
 /* What still runs is cut off. Takes NULL. */
 void server_close(struct server *server);
