@@ -55,7 +55,7 @@ struct part {
     int32_t *tokens; /* (n_tokens) */
     uint32_t *exits; /* (n_exits) nodes of the trie */
     uint32_t n_tokens, n_exits;
-    uint8_t plain;      /* it also has all texts of up to so many plain characters */
+    uint8_t plain;      /* it also has all texts of up to this many plain characters */
     bool is_char;       /* all plain characters are exits: char_nodes too */
     uint32_t from, via; /* the part whose exits it continues from, and by which node of the cache,
                          * or JOINED and the other part; 0: the first of a chain */
@@ -431,7 +431,7 @@ static uint32_t count_plain(struct masks *m, uint32_t state, uint32_t max, uint3
     return min_u32(max, TEXT_MAX_PLAIN);
 }
 
-/* Whether every text of so many plain characters can be read, and no rule ends on the way. */
+/* Whether every text of this many plain characters can be read, and no rule ends on the way. */
 static bool reads_plain(struct masks *m, uint32_t state, uint32_t n) {
     uint32_t end;
     return count_plain(m, state, n, &end) == n;
@@ -478,7 +478,7 @@ struct walk {
 };
 
 /* Moves on to a node from one of this depth, skipping depths that no state has reached. */
-static uint32_t leap(struct masks *m, uint32_t depth, uint32_t to) {
+static uint32_t jump_to(struct masks *m, uint32_t depth, uint32_t to) {
     for (; depth < m->t->nodes[to].depth; depth++)
         m->path[depth] = DEAD;
     return to;
@@ -489,7 +489,7 @@ static uint32_t leap(struct masks *m, uint32_t depth, uint32_t to) {
 static uint32_t skip_node(struct masks *m, const struct walk *w, uint32_t i) {
     const struct text_node *node = &m->t->nodes[i];
     bool is_below = w->next < w->n && w->starts[w->next] < node->skip;
-    return is_below ? leap(m, node->depth, w->starts[w->next]) : node->skip;
+    return is_below ? jump_to(m, node->depth, w->starts[w->next]) : node->skip;
 }
 
 /* Handles a node; returns the next. */
@@ -529,7 +529,7 @@ static void walk(struct masks *m, struct walk w) {
         if (i >= end) {
             if (w.next == w.n)
                 break;
-            i = leap(m, 0, w.starts[w.next]);
+            i = jump_to(m, 0, w.starts[w.next]);
             end = nodes[i].skip;
         }
         i = walk_node(m, &w, i);
@@ -580,7 +580,7 @@ static void *keep(struct masks *m, const void *from, size_t bytes) {
     return copy;
 }
 
-/* Makes a part of what the walks found and of all texts of up to so many plain characters; 0 when
+/* Makes a part of what the walks found and of all texts of up to this many plain characters; 0 when
  * memory ran out. */
 static uint32_t add_part(struct masks *m, uint32_t plain) {
     struct part part = {.n_tokens = m->n_found, .n_exits = m->n_exits};

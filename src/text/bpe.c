@@ -48,8 +48,8 @@ struct building {
     struct triple *triples; /* one per merge */
     size_t n_merges;
     char *buffer;          /* left and right of one merge, as bytes */
-    struct strmap numbers; /* of the strings that are no tokens */
-    size_t n_missing;      /* at most so many of them */
+    struct strmap numbers; /* of the strings that are not tokens */
+    size_t n_missing;      /* at most this many of them */
 };
 
 /* Of two tokens with the same bytes the last one counts, and a plain one wins over a byte token. */

@@ -19,7 +19,7 @@ struct merge_text {
 struct bpe {
     struct strmap words; /* bytes to token, of the plain tokens */
     struct pairs pairs;
-    struct str *parts; /* the bytes of the symbols that are no tokens */
+    struct str *parts; /* the bytes of the symbols that are not tokens */
     uint32_t n_tokens, n_parts;
     uint32_t byte_symbols[256]; /* SYMBOL_NONE: in no token */
     int32_t byte_ids[256];      /* -1: no token */
@@ -44,7 +44,7 @@ struct bpe_scratch {
     size_t cache_mask;
 };
 
-/* Prepares for about so many bytes of text. */
+/* Prepares for about this many bytes of text. */
 void bpe_scratch_init(struct bpe_scratch *scratch, size_t text_bytes);
 void bpe_scratch_free(struct bpe_scratch *scratch);
 

@@ -116,7 +116,7 @@ static bool filter_format(struct run *run, const struct call *call, struct value
     return jinja_format(run, s, args, out);
 }
 
-/* Puts an indentation: a text, or so many spaces. */
+/* Puts an indentation: a text, or this many spaces. */
 static bool put_indent(struct run *run, struct value width) {
     int64_t spaces = 4;
     if (width.type == VALUE_STRING)

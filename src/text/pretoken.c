@@ -29,7 +29,7 @@ struct view {
 struct pretoken_pass {
     size_t (*first)(const struct pretoken_pass *pass, struct view v);
     uint8_t mask;       /* the classes a pass isolates, or what counts as a letter */
-    uint8_t max_digits; /* numbers come in groups of up to so many */
+    uint8_t max_digits; /* numbers come in groups of up to this many */
 };
 
 /* ---- small steps ---- */

@@ -106,7 +106,7 @@ static uint8_t class_before(struct str text, size_t at) {
     return at > 0 ? char_classes()[char_at(text.at + step_back(text, at), &size)] : 0;
 }
 
-static uint8_t class_behind(struct str text, size_t at, size_t *size) {
+static uint8_t class_after(struct str text, size_t at, size_t *size) {
     return at < text.len ? char_classes()[char_at(text.at + at, size)] : 0;
 }
 
@@ -114,7 +114,7 @@ static uint8_t class_behind(struct str text, size_t at, size_t *size) {
 static bool is_allowed(const struct token *token, struct str text, size_t begin, size_t end) {
     size_t size;
     return !(token->flags & TOKEN_SINGLE_WORD) || (!(class_before(text, begin) & CHAR_WORD) &&
-                                                   !(class_behind(text, end, &size) & CHAR_WORD));
+                                                   !(class_after(text, end, &size) & CHAR_WORD));
 }
 
 bool special_next(struct special_scan *scan, struct str *plain, int32_t *id) {
@@ -139,7 +139,7 @@ bool special_next(struct special_scan *scan, struct str *plain, int32_t *id) {
     size_t size = 0;
     while (flags & TOKEN_LSTRIP && begin > start && class_before(text, begin) & CHAR_SPACE)
         begin = step_back(text, begin);
-    while (flags & TOKEN_RSTRIP && class_behind(text, end, &size) & CHAR_SPACE)
+    while (flags & TOKEN_RSTRIP && class_after(text, end, &size) & CHAR_SPACE)
         end += size;
     *plain = (struct str){text.at + start, begin - start};
     scan->at = end;

@@ -23,7 +23,7 @@ struct ids {
     size_t len, capacity;
 };
 int ids_push(struct ids *ids, int32_t id, struct err *err);
-int ids_reserve(struct ids *ids, size_t more, struct err *err); /* reserves so many more */
+int ids_reserve(struct ids *ids, size_t more, struct err *err); /* reserves this many more */
 void ids_free(struct ids *ids);
 
 enum token_type {

@@ -160,7 +160,7 @@ static int64_t read_id(const json_t *value, struct str text, int64_t limit, stru
     return id;
 }
 
-/* One more than the highest id allowed for so many entries: there may be gaps, but a small file
+/* One more than the highest id allowed for this many entries: there may be gaps, but a small file
  * must not ask for gigabytes. */
 static int64_t id_limit(const struct loading *l) {
     int64_t entries = (int64_t)json_object_size(l->vocab) + (int64_t)json_array_size(l->added);
