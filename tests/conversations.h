@@ -477,7 +477,7 @@ static void talk_close(struct talks *t) {
     sluice_model_close(t->model);
 }
 
-/* So many answers, or as many as the seconds allow. */
+/* This many answers, or as many as the seconds allow. */
 static void talk_run(const struct talk_setup *setup, uint32_t n_answers) {
     struct talks *t = malloc(sizeof *t);
     struct sluice_counters c;

@@ -20,7 +20,7 @@ struct random_model {
     int draft_block; /* 1: there is one; 2: with its own embedding and head, without their norm */
     enum dtype type; /* of all matrices whose rows allow it; DT_COUNT: any */
     uint32_t alignment;   /* of the file; 0: the usual one */
-    uint32_t padding;     /* moves the tensors by so many bytes in a file aligned to 1 */
+    uint32_t padding;     /* moves the tensors by this many bytes in a file aligned to 1 */
     const char *damaged;  /* a tensor that has a value of its own ... */
     uint32_t damaged_row; /* in the middle of this row */
     float damage;

@@ -38,7 +38,7 @@ struct sim {
     /* Counted. */
     uint32_t n_accepted, n_ended, n_full, ends[SCHED_END_FAILED + 1];
     uint64_t max_steps; /* that an answer took, from its submission on ... */
-    uint64_t bound;     /* ... and at most so many for each that was there before it, see below */
+    uint64_t bound;     /* ... and at most this much for each that was there before it, see below */
 };
 
 /* One request, and what must become of it. */
@@ -149,7 +149,7 @@ static bool sim_make_prompts(struct sim *sim, const struct sim_options *o) {
 
 /* ---- open and close ----------------------------------------------------------------------- */
 
-/* The engine, with so many pages as wanted. */
+/* The engine, with as many pages as wanted. */
 static bool sim_open_engine(struct sim *sim, const struct sim_options *o) {
     struct sluice_engine_options options = o->engine;
     if (sluice_engine_open(&sim->engine, sim->model, &options))

@@ -30,7 +30,7 @@
 #endif
 
 atomic_ullong n_allocations; /* other tests look at it too */
-atomic_size_t failing_bytes; /* and set this: a malloc of just so many bytes fails; 0: none does */
+atomic_size_t failing_bytes; /* and set this: a malloc of exactly this size fails; 0: none does */
 static __attribute__((unused)) atomic_ullong mapped_bytes;
 
 #ifndef IS_SANITIZED

@@ -403,7 +403,7 @@ TEST(jinja_long_conversations_are_far_from_the_limits) {
 
 /* ---- compiling ---- */
 
-/* Seconds of processor time to compile so many bytes of a piece over and over. */
+/* Seconds of processor time to compile this many bytes of a piece over and over. */
 static double compile_seconds(const char *piece, size_t size) {
     size_t n = strlen(piece);
     char *source = malloc(size);

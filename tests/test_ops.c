@@ -675,8 +675,8 @@ static void expect_near(const float *found, const double *expected) {
         EXPECT_NEAR(found[i], expected[i], 1e-5);
 }
 
-/* Segments of so many rows; segment s begins with the state of cell s, and row r stores its own to
- * to[r]. */
+/* Segments of this many rows; segment s begins with the state of cell s, and row r stores its own
+ * to to[r]. */
 static void join_step(struct join_rig *r, const uint32_t *rows, uint32_t n, const uint32_t *to) {
     uint8_t *io = backend_cpu.io(r->b);
     struct io_header *header = (struct io_header *)io;

@@ -1017,7 +1017,7 @@ TEST(text_hostile_gguf) {
         {NULL, .model = "gpt2",
          .n_tokens = 5}, /* no types, no pre: default; a text twice, an empty one */
         {NULL, .model = "gpt2", .n_tokens = 4, .bos = 99},
-        {NULL, .model = "gpt2", .n_tokens = 4, .merge = "x y"}, /* parts that are no tokens */
+        {NULL, .model = "gpt2", .n_tokens = 4, .merge = "x y"}, /* parts that are not tokens */
         {NULL, .model = "gpt2", .n_tokens = 4, .merge = "a \xFF"},
         {NULL, .model = "llama", .n_tokens = 4, .n_types = 4, .n_scores = 4},
         {"the file has no vocabulary (tokenizer.ggml.model is no_vocab)", .model = "no_vocab"},

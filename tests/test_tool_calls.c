@@ -125,7 +125,7 @@ TEST(serve_tool_calls_are_found_however_the_text_is_cut) {
     json_decref(tools);
 }
 
-/* Arguments of so many levels, as JSON, as a string in JSON and as XML. */
+/* Arguments of this many levels, as JSON, as a string in JSON and as XML. */
 static void make_deep(struct buffer *text, int form, int levels) {
     static const char *const forms[][2] = {
         {"<tool_call>{\"name\": \"weather\", \"arguments\": {\"list\": ", "}}</tool_call>"},

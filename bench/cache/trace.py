@@ -12,7 +12,7 @@ What conversations are made of, each drawn by chance:
   - the last question edited, the same request sent again, a branch from a turn in the middle
 Conversations come back after pauses, so many are under way at a time.
 
---chat TURNS: a single conversation of so many turns that fills the context instead.
+--chat TURNS: a single conversation of this many turns that fills the context instead.
 """
 import argparse
 import random

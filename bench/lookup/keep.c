@@ -43,7 +43,7 @@ static double median(double *list) {
     return list[REPEATS / 2];
 }
 
-/* Seconds of a step of so many rows, other tokens in each call. */
+/* Seconds of a step of this many rows, other tokens in each call. */
 static double time_step(uint32_t rows, int is_kept) {
     static int32_t seed = 1;
     int32_t tokens[MAX_ROWS];

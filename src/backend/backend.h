@@ -24,8 +24,8 @@ struct backend_options {
     /* A backend that can stop in the middle of a step polls it; once set it stays set until wait
      * has returned. NULL: no step is ever cancelled. */
     const atomic_bool *cancel;
-    /* The first so many bytes of WEIGHTS are mapped from files: a backend that packs weights in
-     * host memory frees their pages once they are packed. 0: none are. */
+    /* This many bytes at the start of WEIGHTS are mapped from files: a backend that packs weights
+     * in host memory frees their pages once they are packed. 0: none are. */
     uint64_t mapped;
 };
 
@@ -49,8 +49,8 @@ struct backend_counters {
 struct backend_weights {
     const uint8_t *base;
     uint64_t bytes;
-    uint64_t synthetic; /* the first so many bytes are missing: random matrices, which a backend
-                           with its own memory generates from their offsets; 0: none */
+    uint64_t synthetic; /* this many bytes at the start are missing: random matrices, which a
+                           backend with its own memory generates from their offsets; 0: none */
     uint64_t mapped;    /* as in the options, but what was really mapped: at most that */
 };
 

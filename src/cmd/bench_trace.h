@@ -25,7 +25,7 @@ int trace_read(struct trace **out, const char *path, struct err *err);
 void trace_free(struct trace *t);              /* takes NULL */
 uint32_t trace_longest(const struct trace *t); /* tokens of the longest prompt and its answer */
 
-/* Leaves out all conversations but those with the first so many numbers; returns the requests left.
+/* Leaves out all conversations but the first this many; returns the requests left.
  */
 uint32_t trace_cut(struct trace *t, uint32_t conversations);
 

@@ -624,7 +624,7 @@ static void read_all(void *context, uint64_t begin, uint64_t end) {
     __atomic_fetch_xor(&s->sink, sum[0][0] ^ sum[0][7], __ATOMIC_RELAXED);
 }
 
-/* GB/s that so many threads read from memory together; the best of some tries. */
+/* GB/s that this many threads read from memory together; the best of some tries. */
 static double measure_bandwidth(int threads) {
     enum { TRIES = 4 * WAYS, GRAIN = 1 << 16, HUGE = 2 << 20 }; /* four megabytes a piece */
     uint64_t bytes = memory_available() > 4ull << 30 ? 1ull << 30 : 1ull << 28, n = bytes / 64;

@@ -76,7 +76,7 @@ enum shrink { SHRINK_NOTHING, SHRINK_PAGES, SHRINK_PAGES_AND_BATCH };
 int common_open_engine_shrunk(sluice_model *model, const struct sluice_engine_options *options,
                               bool taps, enum shrink shrink, sluice_engine **engine);
 
-/* One line on stderr if so many threads are more than the processors that this process may use. */
+/* One line on stderr if these are more threads than the processors that this process may use. */
 void warn_of_threads(int threads);
 
 /* A whole text as tokens, without BOS; "-" is standard input. Fewer than a window of them are an
@@ -110,11 +110,11 @@ int common_burst(sluice_engine *engine, uint32_t n, uint32_t *steps);
  * request to stop; then tokens may still wait. */
 int common_work_off(sluice_engine *engine, const char *what, uint64_t tokens);
 
-/* Bytes of weights and state that a step of so many rows touches at that depth. */
+/* Bytes of weights and state that a step of this many rows touches at that depth. */
 uint64_t common_step_bytes(const sluice_engine *engine, uint32_t rows, uint32_t depth);
 
 /* GB/s that the engine's device reads from its memory, measured now: the limit of its steps. The
- * CPU reads with so many threads, 0: one per processor. Returns 0 when memory ran out. */
+ * CPU reads with this many threads, 0: one per processor. Returns 0 when memory ran out. */
 double common_limit(const sluice_engine *engine, int threads);
 /* TFLOP/s of its fp16 tensor cores, measured now; 0: it has none. */
 double common_peak(const sluice_engine *engine);

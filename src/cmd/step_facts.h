@@ -40,7 +40,7 @@ struct op_use step_facts_use(const struct step_facts *f);
 struct op_traffic step_facts_traffic(const struct step_facts *f, uint32_t op);
 /* An op's bandwidth use, by its bytes of weights and state, in percent of the limit; 0: unknown. */
 double step_facts_percent(const struct step_facts *f, const struct op_traffic *t, double seconds);
-/* TFLOP/s of so many operations, and in percent of the peak; 0: unknown. */
+/* TFLOP/s of this many operations, and in percent of the peak; 0: unknown. */
 double step_facts_speed(double flops, double seconds);
 double step_facts_peak_percent(const struct step_facts *f, double flops, double seconds);
 /* Kernel k of an op; false after the last, and on backends without kernels. */

@@ -33,7 +33,7 @@ static bool is_punctuation(uint32_t c, bool is_opening) {
     }
 }
 
-/* Whether a line may be broken between two characters that are no spaces: beside wide ones, which
+/* Whether a line may be broken between two characters that are not spaces: beside wide ones, which
  * are written without. What joins or modifies another character stays with it. */
 static bool may_break(uint32_t before, uint32_t after) {
     enum { ZERO_WIDTH_JOINER = 0x200D };

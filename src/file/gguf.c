@@ -42,7 +42,7 @@ static uint64_t bytes_left(const struct cursor *c) {
     return (uint64_t)(c->end - c->at);
 }
 
-/* The next bytes; NULL, and the error set to SLUICE_ERR_FORMAT, when there are not so many. */
+/* The next bytes; NULL, and the error set to SLUICE_ERR_FORMAT, when fewer are left. */
 static const uint8_t *take(struct cursor *c, uint64_t size) {
     if (size > bytes_left(c)) {
         err_set(c->err, SLUICE_ERR_FORMAT,

@@ -116,7 +116,7 @@ static uint32_t other_ranges(const struct char_range *r, uint32_t n, struct char
     return kept;
 }
 
-/* Surrogates are no characters. */
+/* Surrogates are not characters. */
 static uint32_t cut_surrogates(struct char_range *r, uint32_t n) {
     uint32_t kept = n;
     for (uint32_t i = 0; i < n; i++) {

@@ -46,7 +46,7 @@ struct token_texts {
     uint32_t n_nodes, max_depth;
     int32_t *sorted; /* tokens by their texts */
     /* Texts of plain characters alone. */
-    uint32_t *plain; /* (TEXT_MAX_PLAIN + 1, n_words) the mask of those with at most so many */
+    uint32_t *plain; /* (TEXT_MAX_PLAIN + 1, n_words) the mask of those with at most this many */
     struct long_text *longs;
     uint32_t n_longs;
     uint32_t *char_nodes; /* nodes of one plain character without has_other, with more below */

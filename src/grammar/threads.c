@@ -337,7 +337,7 @@ static bool enter_rule(struct thread_set *s, struct nodes *nodes, const struct i
            (!s->fresh[fresh].was_left || visit(s, nodes, call->next, node));
 }
 
-/* Enters a loop after so many rounds. Beyond the loop's minimum only the lowest count is kept. */
+/* Enters a loop after this many rounds. Beyond the loop's minimum only the lowest count is kept. */
 static bool enter_loop(struct thread_set *s, const struct program *p, struct nodes *nodes,
                        uint32_t pc, uint32_t count, uint32_t node) {
     const struct loop *loop = &p->loops[p->insts[pc].other];

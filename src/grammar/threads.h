@@ -85,7 +85,7 @@ struct thread_set {
 /* False when memory ran out. Zeroed structs may be freed. */
 bool nodes_begin(struct nodes *nodes);
 void nodes_free(struct nodes *nodes);
-/* Allows so many steps from here on. */
+/* Allows this many steps from here on. */
 void nodes_allow(struct nodes *nodes, uint64_t steps);
 /* Counts them; false: they are too many. */
 bool nodes_work(struct nodes *nodes, uint64_t steps);

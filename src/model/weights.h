@@ -36,7 +36,7 @@ struct weights {
     bool is_draft;       /* what weights_make adds from here on is of the draft block */
     bool has_draft;      /* that part of the tail is filled */
     uint64_t file_bytes; /* where the tail begins */
-    uint64_t synthetic;  /* the first so many bytes are in no file: zero until they are generated */
+    uint64_t synthetic;  /* this many bytes at the start are in no file: they are generated */
     uint64_t bytes;      /* of the whole region */
     uint8_t *base;       /* NULL until mapped */
     bool is_copied;      /* at least in part: the files' pages cannot be dropped and read again */

@@ -153,7 +153,7 @@ static bool is_of_outputs(const struct op *op) {
            (op->kind == OP_PROJECT && op->project.is_lm_head);
 }
 
-/* Maximum number of experts that so many rows read. */
+/* Maximum number of experts that this many rows read. */
 static uint64_t experts_read(const struct op *op, uint32_t n_experts, uint32_t n_rows) {
     uint64_t used = (op->kind == OP_EXPERTS_IN ? op->experts_in.choice.dims[0]
                                                : op->experts_out.choice.dims[0]) -

@@ -50,7 +50,8 @@ struct experts_case {
 
 void build_project(struct rig *r, const struct project_case *c, uint64_t seed);
 void check_project(const struct project_case *c, uint64_t seed);
-/* Random products: so many, of the first so many widths, with up to so many rows and results. */
+/* Random products: n of them, of the first `widths` widths, with up to this many rows and results.
+ */
 struct project_shapes {
     uint32_t n, widths, rows, results;
     const enum dtype *types;

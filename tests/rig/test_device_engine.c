@@ -477,7 +477,7 @@ TEST(device_refuses_what_does_not_fit) {
     sluice_model_close(model);
 }
 
-/* So many sequences together and each alone: the same bits, in any row. */
+/* This many sequences together and each alone: the same bits, in any row. */
 static void check_batch(const char *path, int n_seqs, int n_steps, uint32_t prefill) {
     enum { MAX_SEQS = 128 };
     struct sluice_engine_options o = usual_options();

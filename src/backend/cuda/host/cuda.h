@@ -71,8 +71,8 @@ void *recorder_work(struct recorder *r, uint64_t bytes);
 void *recorder_handed(struct recorder *r, uint32_t place);
 /* Words that are zero when the op's kernels start, and that they must leave zero. */
 uint32_t *recorder_counters(struct recorder *r, uint64_t n);
-/* The log of a DELTA's states, the same for all plans: so many head tiles and cells. NULL: there is
- * no room for it, or there is one of another shape. */
+/* The log of a DELTA's states, the same for all plans: this many head tiles and cells. NULL: there
+ * is no room for it, or there is one of another shape. */
 struct cuda_log;
 const struct cuda_log *recorder_log(struct recorder *r, const struct operand *state, uint32_t tiles,
                                     uint32_t cells, struct delta_log_heads heads);

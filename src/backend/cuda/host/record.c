@@ -284,7 +284,7 @@ static int walk_ops(struct recorder *r) {
     return SLUICE_OK;
 }
 
-/* The kernels of so many steps. */
+/* The kernels of this many steps. */
 static int walk(struct recorder *r, uint32_t n_steps) {
     find_io(r);
     project_survey(r);

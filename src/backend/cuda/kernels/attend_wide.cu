@@ -30,7 +30,7 @@ enum {
     GROUP_THREADS = 128, /* of a warpgroup */
     PANEL_BYTES = TILE_POSITIONS * 128,
     RAW_POSITIONS = 32, /* of a quantized cache, copied at once, */
-    RAW_STAGES = 3,     /* so many ahead */
+    RAW_STAGES = 3,     /* this many ahead */
     MAX_SEGMENTS = ATTEND_MAX_ROWS / ATTEND_WIDE_ROWS,
 };
 

@@ -58,7 +58,7 @@ struct stage_view {
     uint32_t matrix;    /* offset in the stage, for ldmatrix */
     uint32_t kblock[2]; /* offset of the K block that has the row, */
     uint32_t row[2];    /* and the row's number there: that of the lane with its first span */
-    uint32_t tile_rows; /* a row's next span is so many lanes further */
+    uint32_t tile_rows; /* a row's next span is this many lanes further */
 };
 
 static __device__ __forceinline__ struct stage_view view_stage(uint32_t tile_rows,

@@ -119,7 +119,7 @@ template <bool HAS_SHARES> struct block_tiles {
         return {max(begin, s.first_tile), min(end, s.first_tile + s.n_tiles)};
     }
 
-    /* So many for every tile. */
+    /* This many for every tile. */
     static __device__ __forceinline__ uint32_t count(const struct segment_range &r, uint32_t each) {
         return r.last > r.first ? (r.last - r.first) * each : 0;
     }

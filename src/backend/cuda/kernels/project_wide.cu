@@ -297,7 +297,7 @@ static __device__ __forceinline__ void copy_qact(const struct wide_params &p, ui
         cp_async_bulk(at + L::SUMS, scales + p.qact_rows * 4 + first * 16, L::SUM_BYTES, full);
 }
 
-/* The groups of a tile. n_early: so many have their weights already, or get them now, before
+/* The groups of a tile. n_early: this many have their weights already, or get them now, before
  * pdl_wait, and nothing else (EARLY). */
 template <int TYPE, int ROWS, bool EARLY>
 static __device__ __forceinline__ void copy_tile(const struct wide_params &p,

@@ -127,7 +127,7 @@ static __device__ __forceinline__ void fence_proxy_async(void) {
 #endif
 }
 
-/* Arrives, and the phase completes only when so many bytes have come, too. */
+/* Arrives, and the phase completes only when this many bytes have come, too. */
 static __device__ __forceinline__ void mbarrier_expect_tx(uint32_t barrier, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -451,7 +451,7 @@ static __device__ __forceinline__ void any_barrier_arrive(uint32_t barrier, uint
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-/* Any barrier of a block, 1 to 15, of so many of its threads. */
+/* Any barrier of a block, 1 to 15, of this many of its threads. */
 static __device__ __forceinline__ void any_barrier_sync(uint32_t barrier, uint32_t threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

@@ -135,7 +135,7 @@ static __device__ __forceinline__ float4 *qact_floats(uint8_t *qact,
     return (float4 *)(qact + (in.wants_int8 ? project_int8_bytes(in.k) : 0));
 }
 
-/* Stores the int8 values of columns 4 i ...; a layout whose values are no bytes has its own. */
+/* Stores the int8 values of columns 4 i ...; a layout whose values are not bytes has its own. */
 template <class QACT>
 static __device__ __forceinline__ void qact_store(const QACT &qact, uint32_t k, uint32_t i,
                                                   uint32_t q) {

@@ -16,21 +16,21 @@ enum {
     ATTEND_MAX_SPLIT = 128,  /* positions of the longest split */
     ATTEND_GROUP_SPLITS = 8, /* the most splits of a group, and blocks of a cluster */
     ATTEND_MAX_ROWS = 4096,
-    ATTEND_WIDE_ROWS = 16,        /* segments of so many rows have a kernel of their own, */
-    ATTEND_WIDE_QUERIES = 128,    /* which computes so many queries at once */
-    ATTEND_FUSED_ROWS = 32,       /* up to so many, one kernel also does norm, RoPE and KV store */
-    ATTEND_PREFETCHED = 32,       /* positions of a pass, at least, that go to L2 first */
-    ATTEND_STAGES = 4,            /* of decode's pipeline */
+    ATTEND_WIDE_ROWS = 16,     /* segments of this many rows have a kernel of their own, */
+    ATTEND_WIDE_QUERIES = 128, /* which computes this many queries at once */
+    ATTEND_FUSED_ROWS = 32,    /* up to this many, one kernel also does norm, RoPE and KV store */
+    ATTEND_PREFETCHED = 32,    /* positions of a pass, at least, that go to L2 first */
+    ATTEND_STAGES = 4,         /* of decode's pipeline */
     ATTEND_UNPACK_POSITIONS = 64, /* that a thread block of attend_unpack takes at once */
     ATTEND_STAGE_BYTES = 16384    /* keys, or values, of as many positions as fit; see below */
 };
 
-/* Positions of a stage of decode's pipeline, of so many bytes each. Those of q8_0 and q4_0 may take
- * an eighth more than ATTEND_STAGE_BYTES. */
+/* Positions of a stage of decode's pipeline, of this many bytes each. Those of q8_0 and q4_0 may
+ * take an eighth more than ATTEND_STAGE_BYTES. */
 #define ATTEND_STAGE_POSITIONS(row_bytes) ((row_bytes) >= 512 ? 32 : (row_bytes) >= 256 ? 64 : 128)
 
-/* Up to so many positions splits are 16 long and a warp computes one alone. Only for narrow heads:
- * at 256 columns it was slower (6.3 us against 5.9). */
+/* Up to this many positions splits are 16 long and a warp computes one alone. Only for narrow
+ * heads: at 256 columns it was slower (6.3 us against 5.9). */
 #define ATTEND_SHORT_POSITIONS(width) ((width) == 64 ? 128 : 0)
 /* Bytes of dynamic shared memory; the kernels assert that their structs fit. */
 #define ATTEND_DECODE_SHARED(row_bytes, width)                                                     \
@@ -77,7 +77,7 @@ struct attend_params {
     uint32_t q_per_kv, tiles_per_kv; /* query heads, and query tiles, of a KV head */
     uint32_t tile_rows;              /* rows of a segment that share a tile, where they fit */
     uint32_t pages_per_slot, n_slots, n_pages, max_rows;
-    uint32_t short_positions;                  /* up to so many: splits of 16 */
+    uint32_t short_positions;                  /* up to this many: splits of 16 */
     uint32_t min_split_shift, max_split_shift; /* splits are 2^shift positions long */
     uint32_t group_splits;                     /* splits of a group */
     uint32_t chunk_splits;                     /* splits of a chunk: 1 or group_splits */

@@ -115,7 +115,7 @@ struct delta_params {
     struct delta_tiling prefill_tiling;
     uint32_t padded_key, padded_value;
     float q_scale;        /* 1 / sqrt(dk) */
-    uint32_t log_cells;   /* the first so many cells have a log; 0: it is not used here */
+    uint32_t log_cells;   /* this many cells, the first, have a log; 0: it is not used here */
     uint32_t *log_counts; /* (B tiles, log_cells) entries in use */
     float *log_keys;      /* (log_cells, A, DELTA_LOG_ENTRIES, DELTA_LOG_KEY) */
     float *log;           /* (log_cells, B tiles, DELTA_LOG_ENTRIES, DELTA_LOG_FLOATS) */

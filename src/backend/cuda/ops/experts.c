@@ -110,9 +110,9 @@ static struct experts_matrix add_matrix(struct recorder *r, const struct operand
     return out;
 }
 
-/* Lays out shared memory for a thread block of so many tasks of so many K blocks at most: as many
- * stages as fit, up to all K blocks of a warp. n_floats: what floats_at has room for. False: some
- * of a warp's K blocks have no stage. */
+/* Lays out shared memory for a thread block of this many tasks of this many K blocks at most: as
+ * many stages as fit, up to all K blocks of a warp. n_floats: what floats_at has room for. False:
+ * some of a warp's K blocks have no stage. */
 static bool lay_out(struct experts_smem *smem, const struct project_input *in, uint32_t warps,
                     uint32_t tasks, uint32_t kblocks, uint32_t tile_rows, uint32_t n_floats,
                     uint32_t max_shared) {

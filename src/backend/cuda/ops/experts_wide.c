@@ -1,6 +1,6 @@
 /* experts_wide.c - recording EXPERTS_IN and EXPERTS_OUT for many rows: the order of pairs,
  * quantized activations, a product for each type, the sum of a row's experts. Grids and memory are
- * for the most tiles that so many rows can have. */
+ * for the most tiles that this many rows can have. */
 #include "backend/cuda/ops/experts_wide.h"
 
 #include <stdio.h>

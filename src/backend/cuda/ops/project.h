@@ -74,7 +74,7 @@ struct project_params {
     uint32_t max_results;  /* of a thread block, where it is not direct */
     uint32_t task_warps;   /* warps that have tasks */
     uint32_t stages;       /* of a warp's pipeline, */
-    uint32_t extra_stages; /* and so many warps have one more: R = 1, see project_schedule.c */
+    uint32_t extra_stages; /* and this many warps have one more: R = 1, see project_schedule.c */
     uint32_t stage_bytes;  /* of the largest K block */
     uint32_t shared_bytes;
     uint32_t partials_at; /* f32 (task, row, PROJECT_TILE_ROWS) */
@@ -178,7 +178,7 @@ enum {
     PROJECT_SHARED_LEAST = 78000, /* at most two blocks an SM */
 };
 
-/* Lanes that share a row of a tile; with f32 activations, four rows (BF16: so many would). */
+/* Lanes that share a row of a tile; with f32 activations, four rows (BF16: this many would). */
 static inline uint32_t project_lanes(uint32_t type, uint32_t tile_rows) {
     return (tile_is_int8(type) ? 32 : 128) / tile_rows;
 }

@@ -116,7 +116,7 @@ struct gemm_op {
 bool record_project_gemm(struct recorder *r, const struct gemm_op *op, const struct gemm_op *next,
                          int *status);
 
-/* Bytes that the quantized activations of up to so many rows of k columns need at most. */
+/* Bytes that the quantized activations of up to this many rows of k columns need at most. */
 static inline uint64_t gemm_most_qact_bytes(uint64_t k, uint32_t rows) {
     return (k * rows * 3 / 2 + 255) / 256 * 256;
 }

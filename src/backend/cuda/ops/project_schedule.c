@@ -221,7 +221,7 @@ static uint32_t max_results(const struct project_schedule *s) {
     return most;
 }
 
-/* The largest cost of a warp, over all blocks, if each has so many with tasks. */
+/* The largest cost of a warp, over all blocks, if each has this many with tasks. */
 static uint64_t max_warp_cost(const struct project_schedule *s, uint32_t warps) {
     uint64_t most = 0;
     for (uint32_t b = 0; b < s->n_blocks; b++) {
@@ -357,7 +357,7 @@ static void choose_blocks(struct project_schedule *s, uint32_t n_sms) {
 
 /* ---- shared memory ------------------------------------------------------------------------ */
 
-/* Sets the offsets after pipelines of so many bytes; returns the bytes of all. */
+/* Sets the offsets after pipelines of this many bytes; returns the bytes of all. */
 static uint32_t lay_out(struct project_schedule *s, uint32_t rows, uint32_t tasks,
                         uint32_t pipelines) {
     const struct project_shape *shape = &s->shape;
@@ -375,7 +375,7 @@ static uint32_t lay_out(struct project_schedule *s, uint32_t rows, uint32_t task
     return s->mbars_at + MBARS_BYTES;
 }
 
-/* Most stages that fit for so many warps; 0: not even two. */
+/* Most stages that fit for this many warps; 0: not even two. */
 static uint32_t max_stages(struct project_schedule *s, uint32_t rows, uint32_t tasks,
                            uint32_t warps, uint32_t limit) {
     static const uint32_t choices[] = {MAX_STAGES, 4, 3, 2};

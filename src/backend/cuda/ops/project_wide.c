@@ -100,7 +100,7 @@ uint32_t wide_count_tiles(const struct project_segment *segments, uint32_t n_seg
     return blocks * div_up(bucket, rows);
 }
 
-/* About how long a product takes that has tiles of so many rows: divide_step's estimate. */
+/* About how long a product takes that has tiles of this many rows: divide_step's estimate. */
 static uint32_t product_cost(const struct wide_params *w, uint32_t rows, uint32_t bucket,
                              uint32_t n_sms) {
     const struct project_segment *s = &w->segments[0];

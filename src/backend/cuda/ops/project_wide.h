@@ -88,7 +88,7 @@ struct wide_params {
      * does them, or there are none. */
     uint32_t n_f32_tiles, f32_from;
     uint32_t max_parts; /* of tiles that thread blocks share, in all */
-    /* Not 0: the first weights are copied before pdl_wait, and tiles are made for so many rows. */
+    /* Not 0: the first weights are copied before pdl_wait, and tiles are for this many rows. */
     uint32_t early_rows;
     /* With early_rows: parts and whole tiles in all. Else UINT32_MAX. */
     uint32_t n_tasks;
@@ -138,7 +138,7 @@ struct wide_f32_params {
 };
 
 #ifndef __CUDACC__
-/* Bytes of a stage of the pipeline, for tiles of so many rows: stage_layout of
+/* Bytes of a stage of the pipeline, for tiles of this many rows: stage_layout of
  * project_wide_types.cuh. */
 uint32_t wide_stage_bytes(uint32_t type, uint32_t rows);
 /* Tiles that n weight rows are; and all segments with a bucket's rows, `rows` of them a tile. */
