@@ -34,7 +34,7 @@ int jinja_compile(struct jinja **out, struct str source, struct err *err) {
     if (!jinja)
         return err_memory(err, "the chat template");
     jinja->arena.limit = MAX_TREE;
-    struct token *tokens;
+    struct jinja_token *tokens;
     size_t count;
     jinja->text_capacity = source.len * 5 + 1; /* see unquote */
     jinja->text_len = source.len;

@@ -52,7 +52,7 @@ enum token_kind {
     TK_NOT_IN,
 };
 
-struct token {
+struct jinja_token {
     enum token_kind kind;
     uint32_t line;
     struct str text; /* as written, in the template's arena */
@@ -142,11 +142,12 @@ enum { NAME_LOOP, NAME_CALLER, NAME_VARARGS, NAME_KWARGS, NAME_FIXED_COUNT };
 
 /* Cuts a source (valid UTF-8) into tokens, the last of which is TK_END. They point into `copy`,
  * which has room for the source. */
-int jinja_lex(struct str source, char *copy, struct arena *arena, struct token **out, size_t *count,
-              struct err *err);
+int jinja_lex(struct str source, char *copy, struct arena *arena, struct jinja_token **out,
+              size_t *count, struct err *err);
 
 /* Parses into jinja->root and jinja->names. */
-int jinja_parse(struct jinja *jinja, const struct token *tokens, size_t count, struct err *err);
+int jinja_parse(struct jinja *jinja, const struct jinja_token *tokens, size_t count,
+                struct err *err);
 
 /* Sets "chat template, line N: what" and returns the code. */
 int jinja_error(struct err *err, int code, uint32_t line, const char *format, ...)

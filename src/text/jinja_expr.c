@@ -37,7 +37,7 @@ static void note_special(struct parser *p, uint32_t name) {
 }
 
 static struct node *parse_name(struct parser *p, bool is_target, bool has_attributes) {
-    const struct token *t = parse_next(p);
+    const struct jinja_token *t = parse_next(p);
     struct node *n = parse_node(p, NODE_CONST, t->line);
     if (!n)
         return NULL;
@@ -185,7 +185,7 @@ static struct node *parse_postfix(struct parser *p, struct node *n);
 
 /* A test's single argument may have no brackets. */
 static bool parse_bare_argument(struct parser *p, struct node *n) {
-    const struct token *t = parse_token(p);
+    const struct jinja_token *t = parse_token(p);
     bool begins = t->kind == TK_NAME || t->kind == TK_STRING || t->kind == TK_INT ||
                   t->kind == TK_FLOAT || t->kind == TK_LBRACKET || t->kind == TK_LBRACE;
     if (!begins || token_is_name(t, "else") || token_is_name(t, "or") || token_is_name(t, "and"))
@@ -254,7 +254,7 @@ static struct node *parse_subscript(struct parser *p, struct node *operand) {
 /* a.name, and a.0 for a[0] */
 static struct node *parse_attribute(struct parser *p, struct node *operand) {
     uint32_t line = parse_next(p)->line;
-    const struct token *t = parse_token(p);
+    const struct jinja_token *t = parse_token(p);
     if (t->kind != TK_NAME && t->kind != TK_INT) {
         parse_unexpected(p);
         return NULL;
@@ -289,7 +289,7 @@ static struct node *parse_postfix(struct parser *p, struct node *n) {
 
 static struct node *parse_filtered(struct parser *p, struct node *n) {
     while (n) {
-        const struct token *t = parse_token(p);
+        const struct jinja_token *t = parse_token(p);
         if (t->kind == TK_PIPE)
             n = parse_filters(p, &n, false) ? n : NULL;
         else if (token_is_name(t, "is"))
@@ -303,7 +303,7 @@ static struct node *parse_filtered(struct parser *p, struct node *n) {
 }
 
 static struct node *parse_signed(struct parser *p) {
-    const struct token *t = parse_next(p);
+    const struct jinja_token *t = parse_next(p);
     struct node *n = parse_node(p, t->kind == TK_SUB ? NODE_NEG : NODE_POS, t->line);
     return n && (n->a = parse_unary(p, false)) ? n : NULL;
 }
@@ -324,7 +324,7 @@ static struct node *parse_unary(struct parser *p, bool with_filters) {
 /* Joins a and b, which the next function parses, into a node that takes a's place. */
 static struct node *parse_right(struct parser *p, struct node *left, enum node_kind kind,
                                 struct node *(*operand)(struct parser *)) {
-    const struct token *t = parse_next(p);
+    const struct jinja_token *t = parse_next(p);
     struct node *n = parse_node(p, kind, t->line);
     if (!n || !(n->b = operand(p)))
         return NULL;
@@ -455,7 +455,7 @@ struct node *parse_expression(struct parser *p) {
 /* ---- tuples and targets ---- */
 
 static bool ends_tuple(const struct parser *p, const char *end) {
-    const struct token *t = parse_token(p);
+    const struct jinja_token *t = parse_token(p);
     return t->kind == TK_PRINT_END || t->kind == TK_BLOCK_END || t->kind == TK_RPAREN ||
            (end && token_is_name(t, end));
 }

@@ -16,7 +16,7 @@ struct lexer {
     uint32_t line;
     size_t line_counted;   /* newlines before this byte are in `line` */
     bool is_line_starting; /* the last thing read ended in a newline, or nothing was read */
-    struct token *tokens;
+    struct jinja_token *tokens;
     size_t count, capacity;
     struct arena *arena;
     struct err *err;
@@ -45,7 +45,7 @@ static bool emit(struct lexer *x, enum token_kind kind, size_t begin, size_t end
     count_lines(x, begin);
     if (x->count == x->capacity) {
         size_t capacity = x->capacity ? x->capacity * 2 : 256;
-        struct token *grown = arena_array(x->arena, capacity, sizeof *grown);
+        struct jinja_token *grown = arena_array(x->arena, capacity, sizeof *grown);
         if (!grown)
             return err_memory(x->err, "the chat template"), false;
         if (x->count)
@@ -53,7 +53,8 @@ static bool emit(struct lexer *x, enum token_kind kind, size_t begin, size_t end
         x->tokens = grown;
         x->capacity = capacity;
     }
-    x->tokens[x->count++] = (struct token){kind, x->line, {x->source.at + begin, end - begin}};
+    x->tokens[x->count++] =
+        (struct jinja_token){kind, x->line, {x->source.at + begin, end - begin}};
     return true;
 }
 
@@ -367,8 +368,8 @@ static void normalize(struct lexer *x, struct str source, char *copy) {
     x->source = (struct str){copy, n > 0 && copy[n - 1] == '\n' ? n - 1 : n};
 }
 
-int jinja_lex(struct str source, char *copy, struct arena *arena, struct token **out, size_t *count,
-              struct err *err) {
+int jinja_lex(struct str source, char *copy, struct arena *arena, struct jinja_token **out,
+              size_t *count, struct err *err) {
     struct lexer x = {.line = 1, .is_line_starting = true, .arena = arena, .err = err};
     bool ok = true;
     normalize(&x, source, copy);

@@ -78,7 +78,7 @@ static size_t unquote_escape(struct str s, char *out, size_t *n) {
 
 /* Appends the string to the template's texts, which have room: an odd escape takes 10 bytes for 3,
  * and they hold four for each of the source. */
-static bool unquote(const struct token *token, struct jinja *jinja, struct err *err) {
+static bool unquote(const struct jinja_token *token, struct jinja *jinja, struct err *err) {
     struct str s = {token->text.at + 1, token->text.len - 2};
     size_t *n = &jinja->text_len;
     if (s.len > (jinja->text_capacity - *n) / 4)
@@ -114,7 +114,7 @@ struct node *parse_string(struct parser *p) {
 }
 
 struct node *parse_number(struct parser *p) {
-    const struct token *t = parse_next(p);
+    const struct jinja_token *t = parse_next(p);
     struct node *n = parse_node(p, NODE_CONST, t->line);
     int64_t integer = 0;
     double real = 0;

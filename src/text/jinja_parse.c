@@ -20,7 +20,7 @@ bool parse_no_memory(struct parser *p) {
 }
 
 bool parse_unexpected(struct parser *p) {
-    const struct token *t = parse_token(p);
+    const struct jinja_token *t = parse_token(p);
     if (t->kind == TK_END)
         return parse_fail(p, t->line, "unexpected end of the template");
     if (t->kind == TK_PRINT_END || t->kind == TK_BLOCK_END)
@@ -28,21 +28,21 @@ bool parse_unexpected(struct parser *p) {
     return parse_fail(p, t->line, "unexpected '%.*s'", STR_ARG(t->text));
 }
 
-const struct token *parse_token(const struct parser *p) {
+const struct jinja_token *parse_token(const struct parser *p) {
     return &p->tokens[p->at];
 }
 
-const struct token *parse_peek(const struct parser *p) {
+const struct jinja_token *parse_peek(const struct parser *p) {
     return &p->tokens[p->at + 1 < p->count ? p->at + 1 : p->at];
 }
 
-const struct token *parse_next(struct parser *p) {
-    const struct token *t = &p->tokens[p->at];
+const struct jinja_token *parse_next(struct parser *p) {
+    const struct jinja_token *t = &p->tokens[p->at];
     p->at += p->at + 1 < p->count;
     return t;
 }
 
-bool token_is_name(const struct token *t, const char *name) {
+bool token_is_name(const struct jinja_token *t, const char *name) {
     return t->kind == TK_NAME && str_is(t->text, name);
 }
 
@@ -117,7 +117,7 @@ static bool parse_if(struct parser *p, struct node *n) {
         if (!(n->a = parse_tuple(p, (struct tuple_style){.is_plain = true})) ||
             !parse_body(p, ENDS("endif", "elif", "else"), &n->first))
             return false;
-        const struct token *t = parse_next(p);
+        const struct jinja_token *t = parse_next(p);
         if (token_is_name(t, "else"))
             return parse_body(p, ENDS("endif"), &n->other);
         if (token_is_name(t, "endif"))
@@ -149,7 +149,7 @@ static bool parse_for(struct parser *p, struct node *n) {
     p->loops--;
     if (!ok)
         return false;
-    const struct token *end = parse_next(p);
+    const struct jinja_token *end = parse_next(p);
     if (token_is_name(end, "endfor"))
         return true;
     n->other = parse_node(p, NODE_WITH, end->line);
@@ -195,7 +195,7 @@ static bool parse_function_body(struct parser *p, const char *end, struct node *
 }
 
 static bool parse_parameter(struct parser *p, struct node *n, size_t *capacity) {
-    const struct token *t = parse_token(p);
+    const struct jinja_token *t = parse_token(p);
     if (!parse_expect(p, TK_NAME))
         return false;
     if (n->n_parameters == JINJA_MAX_ARGUMENTS)
@@ -279,7 +279,7 @@ static bool parse_jump(struct parser *p, struct node *n) {
 }
 
 static bool parse_refused(struct parser *p, struct node *n) {
-    const struct token *t = &p->tokens[p->at - 1];
+    const struct jinja_token *t = &p->tokens[p->at - 1];
     p->code = jinja_error(p->err, SLUICE_ERR_UNSUPPORTED, n->line, "'%.*s' is not supported",
                           STR_ARG(t->text));
     return false;
@@ -311,7 +311,7 @@ static const struct statement {
 };
 
 static struct node *parse_statement(struct parser *p) {
-    const struct token *t = parse_token(p);
+    const struct jinja_token *t = parse_token(p);
     if (t->kind != TK_NAME) {
         parse_unexpected(p);
         return NULL;
@@ -331,7 +331,7 @@ static struct node *parse_statement(struct parser *p) {
 }
 
 static struct node *parse_text(struct parser *p) {
-    const struct token *t = parse_next(p);
+    const struct jinja_token *t = parse_next(p);
     struct node *n = parse_node(p, NODE_TEXT, t->line);
     if (n)
         n->text = t->text;
@@ -339,7 +339,7 @@ static struct node *parse_text(struct parser *p) {
 }
 
 static struct node *parse_print_tag(struct parser *p) {
-    const struct token *t = parse_next(p);
+    const struct jinja_token *t = parse_next(p);
     struct node *n = parse_node(p, NODE_PRINT, t->line);
     if (!n || !(n->a = parse_tuple(p, (struct tuple_style){0})) || !parse_expect(p, TK_PRINT_END))
         return NULL;
@@ -365,7 +365,8 @@ static bool parse_list(struct parser *p, const char *const *ends, struct node **
     }
 }
 
-int jinja_parse(struct jinja *jinja, const struct token *tokens, size_t count, struct err *err) {
+int jinja_parse(struct jinja *jinja, const struct jinja_token *tokens, size_t count,
+                struct err *err) {
     struct parser p = {.jinja = jinja, .tokens = tokens, .count = count, .err = err};
     size_t names = 4;
     for (size_t i = 0; i < count; i++)

@@ -6,7 +6,7 @@
 
 struct parser {
     struct jinja *jinja;
-    const struct token *tokens;
+    const struct jinja_token *tokens;
     size_t count, at;
     unsigned depth;
     unsigned loops;        /* around this place, inside the same function */
@@ -21,10 +21,10 @@ bool parse_fail(struct parser *p, uint32_t line, const char *format, ...)
 bool parse_no_memory(struct parser *p);
 bool parse_unexpected(struct parser *p);
 
-const struct token *parse_token(const struct parser *p);
-const struct token *parse_peek(const struct parser *p); /* the one after it */
-const struct token *parse_next(struct parser *p);       /* returns it and advances */
-bool token_is_name(const struct token *t, const char *name);
+const struct jinja_token *parse_token(const struct parser *p);
+const struct jinja_token *parse_peek(const struct parser *p); /* the one after it */
+const struct jinja_token *parse_next(struct parser *p);       /* returns it and advances */
+bool token_is_name(const struct jinja_token *t, const char *name);
 /* Take the token if it is of that kind; skip returns whether, expect fails otherwise. */
 bool parse_skip(struct parser *p, enum token_kind kind);
 bool parse_skip_name(struct parser *p, const char *name);
