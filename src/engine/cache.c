@@ -24,7 +24,7 @@
 
 #include "base/err.h"
 #include "base/size.h"
-#include "engine/cache_parts.h"
+#include "engine/cache_internal.h"
 
 /* ---- heaps -------------------------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
-/* cache_parts.h - what the files of cache.h share: cache.c and cache_tiers.c. */
-#ifndef ENGINE_CACHE_PARTS_H
-#define ENGINE_CACHE_PARTS_H
+/* cache_internal.h - what the files of cache.h share: cache.c and cache_tiers.c. */
+#ifndef ENGINE_CACHE_INTERNAL_H
+#define ENGINE_CACHE_INTERNAL_H
 
 #include "engine/cache.h"
 

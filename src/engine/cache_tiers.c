@@ -2,7 +2,7 @@
  * are evicted or ahead of that, written through to disk, fetched and loaded back. */
 #include "base/clock.h"
 #include "base/size.h"
-#include "engine/cache_parts.h"
+#include "engine/cache_internal.h"
 
 /* ---- the tiers below ---------------------------------------------------------------------- */
 
@@ -319,7 +319,7 @@ void cache_lose(struct cache *c, uint32_t e) {
 }
 
 /* Whether an entry is to outlive the process: a snapshot that is worth it, or a block before one.
- * Where state is recurrent a block is of no use without. */
+ * Where state is recurrent a block is of no use without a snapshot after it. */
 static bool is_wanted_on_disk(const struct cache *c, uint32_t e) {
     if (!c->options.is_recurrent || c->entries[e].kind == ENTRY_SNAPSHOT)
         return !cache_is_cheap_on_disk(c, e);

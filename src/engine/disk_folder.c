@@ -15,7 +15,7 @@
 
 #include "base/folders.h"
 #include "base/size.h"
-#include "engine/disk_inside.h"
+#include "engine/disk_internal.h"
 
 /* ---- folders ------------------------------------------------------------------------------ */
 

@@ -1,6 +1,6 @@
-/* disk_inside.h - the disk tier's struct, for its own files: disk_tier.c, disk_folder.c. */
-#ifndef ENGINE_DISK_INSIDE_H
-#define ENGINE_DISK_INSIDE_H
+/* disk_internal.h - the disk tier's struct, for its own files: disk_tier.c, disk_folder.c. */
+#ifndef ENGINE_DISK_INTERNAL_H
+#define ENGINE_DISK_INTERNAL_H
 
 #include <pthread.h>
 #include <stdatomic.h>

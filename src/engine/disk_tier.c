@@ -21,7 +21,7 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "base/thread.h"
-#include "engine/disk_inside.h"
+#include "engine/disk_internal.h"
 
 /* ---- tables, under the lock --------------------------------------------------------------- */
 

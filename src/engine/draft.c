@@ -13,7 +13,7 @@
 
 #include "base/size.h"
 #include "engine/engine.h"
-#include "engine/state_parts.h"
+#include "engine/state_internal.h"
 #include "plan/io.h"
 
 void draft_set(struct sluice_seq *seq, const int32_t *tokens, size_t n) {

@@ -2,7 +2,7 @@
  *
  * The engine's thread moves them between steps; the host tier's thread copies them while steps run,
  * with a list of moves of its own. */
-#include "engine/state_parts.h"
+#include "engine/state_internal.h"
 
 /* An entry's payload: the recurrent state of a cell, then the keys and values of a page; each only
  * where the entry has it. Of a partly filled page only the entry's positions are moved: a slot may

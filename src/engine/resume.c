@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "engine/state_parts.h"
+#include "engine/state_internal.h"
 
 /* Where a slot may continue from: whole blocks, then a part of a page. */
 struct target {

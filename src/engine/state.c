@@ -25,7 +25,7 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "engine/state_parts.h"
+#include "engine/state_internal.h"
 #include "plan/build.h"
 
 /* ---- the layout --------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
-/* state_parts.h - what the files of state.h share: state.c, payload.c and resume.c. */
-#ifndef ENGINE_STATE_PARTS_H
-#define ENGINE_STATE_PARTS_H
+/* state_internal.h - what the files of state.h share: state.c, payload.c and resume.c. */
+#ifndef ENGINE_STATE_INTERNAL_H
+#define ENGINE_STATE_INTERNAL_H
 
 #include "engine/state.h"
 

@@ -1,7 +1,7 @@
 /* api_anthropic.c - the Anthropic API: /v1/messages and /v1/messages/count_tokens. */
 #include <stdio.h>
 
-#include "serve/http/inside.h"
+#include "serve/http/internal.h"
 #include "serve/tool_calls.h"
 
 /* ---- messages ---------------------------------------------------------------------------------

@@ -27,9 +27,9 @@ static void turn_off(json_t *request) {
         json_object_set_new(request, "repeat_penalty", json_integer(1));
 }
 
-/* The prompt aside. Seeds of -1, also as 32 bits without a sign, mean any: the one that is drawn is
- * told, so it has 31 bits, which clients in JavaScript can send back. n_predict 0 processes the
- * prompt alone, below 0 has no limit. */
+/* The prompt aside. Seeds of -1, also as 32 bits without a sign, mean any: the one that is drawn
+ * is in the response, so it has 31 bits, which clients in JavaScript can send back. n_predict 0
+ * processes the prompt alone, below 0 has no limit. */
 static void read_settings(struct ask *ask, struct fields *f, const struct ask_model *m) {
     const json_t *schema = NULL;
     uint64_t drawn = ask->sampling.seed &= INT32_MAX;

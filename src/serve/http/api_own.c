@@ -1,5 +1,5 @@
 /* api_own.c - Sluice's own paths: health and metrics. */
-#include "serve/http/inside.h"
+#include "serve/http/internal.h"
 
 void own_health(struct exchange *x) {
     struct worker_state state;

@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "serve/http/guard.h"
-#include "serve/http/inside.h"
+#include "serve/http/internal.h"
 #include "serve/http/snapshot.h"
 
 /* A path, or a whole address as sent to a proxy: http://authority/path. */

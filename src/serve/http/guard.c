@@ -8,7 +8,7 @@
 #include <ctype.h>
 #include <strings.h>
 
-#include "serve/http/inside.h"
+#include "serve/http/internal.h"
 
 static const char *header(const struct exchange *x, const char *name) {
     return MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, name);

@@ -1,9 +1,9 @@
-/* inside.h - the server's struct, for its own files.
+/* internal.h - the server's struct, for its own files.
  *
  * What libmicrohttpd's threads, the background and the writer share is read-only after
  * server_start, atomic, or guarded by the lock of its own module. */
-#ifndef SERVE_HTTP_INSIDE_H
-#define SERVE_HTTP_INSIDE_H
+#ifndef SERVE_HTTP_INTERNAL_H
+#define SERVE_HTTP_INTERNAL_H
 
 #include "serve/http/background.h"
 #include "serve/http/exchange.h"

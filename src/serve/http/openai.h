@@ -2,7 +2,7 @@
 #ifndef SERVE_HTTP_OPENAI_H
 #define SERVE_HTTP_OPENAI_H
 
-#include "serve/http/inside.h"
+#include "serve/http/internal.h"
 
 void openai_read_stream_options(struct ask *ask, struct fields *f);
 /* messages, continue_final_message, tools, and what openai_read_thinking reads. */

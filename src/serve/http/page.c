@@ -3,7 +3,7 @@
  * The page is not secret and needs no API key; its requests do. */
 #include <stdio.h>
 
-#include "serve/http/inside.h"
+#include "serve/http/internal.h"
 
 /* .incbin works with every assembler. Paths are relative to the repository's root, where make runs.
  */

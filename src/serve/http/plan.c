@@ -4,7 +4,7 @@
  * thread, when no answer runs or waits, so that answers are not slowed down. Requests that arrive
  * meanwhile get the figures of the same run. */
 #include "base/clock.h"
-#include "serve/http/inside.h"
+#include "serve/http/internal.h"
 
 /* Takes the plan; NULL: it failed, and the known one stays. */
 static bool keep(struct server *s, json_t *plan) {

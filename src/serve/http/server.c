@@ -16,7 +16,7 @@
 #include "base/log.h"
 #include "serve/http/access_log.h"
 #include "serve/http/guard.h"
-#include "serve/http/inside.h"
+#include "serve/http/internal.h"
 
 struct server_options server_options_default(void) {
     return (struct server_options){
