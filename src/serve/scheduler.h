@@ -134,7 +134,7 @@ struct sched_request {
 struct sched_options {
     uint32_t queue;       /* answers that may wait when all sequences of the engine are taken */
     bool has_no_bursts;   /* one step per submission: a request that arrives waits less */
-    double burst_seconds; /* bursts take no longer than this, or are none; 0: any time */
+    double burst_seconds; /* bursts take no longer than this; 0: any time */
     bool has_no_lookup;   /* no tokens are drafted from the text itself */
     bool has_no_reuse;    /* nothing is reused from other requests, to measure what reuse gains */
 };

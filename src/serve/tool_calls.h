@@ -9,7 +9,7 @@
  *
  * (1) What looks like a call but is not comes out as text, byte for byte; only white space around
  *     calls is dropped.
- *     A call whose arguments are too deep is none.
+ *     A call whose arguments are nested too deeply is text.
  * (2) What comes out does not depend on how the text was cut.
  *
  * A parser is used by one thread at a time; the callback runs inside its calls. */

@@ -265,7 +265,7 @@ bool jinja_find(struct run *run, struct str text, struct str what, bool from_rig
 /* The part of a text between two characters, 0 <= begin <= end <= its characters. */
 struct str jinja_cut(const struct string *s, size_t begin, size_t end);
 size_t jinja_count_chars(struct str text);
-/* Python's int(text, base) and float(text): false when the text is none. */
+/* Python's int(text, base) and float(text): false when the text is not one. */
 bool jinja_parse_int(struct str text, int64_t base, int64_t *out, bool *is_too_big);
 bool jinja_parse_float(struct str text, double *out);
 bool jinja_format(struct run *run, struct str format, struct value args, struct value *out);

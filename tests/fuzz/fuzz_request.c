@@ -4,7 +4,7 @@
  * refused, as no request may have an answer here: the engine is not what is tested. */
 #include <stdio.h>
 
-#include "serve/http/inside.h"
+#include "serve/http/internal.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 

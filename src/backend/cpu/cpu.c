@@ -125,9 +125,9 @@ static void count_released(struct backend *b, const struct operand *o) {
         b->released += (uint64_t)o->dims[1] * o->dims[2] * operand_row_bytes(o);
 }
 
-/* Nobody reads the file's bytes again but EMBED, a few rows, and engines that are opened later:
- * they are read anew then. A fault brings pages of the neighbours, too, even if they were released:
- * so these go as well, as far as the file's pages reach. */
+/* Only EMBED (a few rows) and engines that are opened later read the file's bytes again: they are
+ * read from the file then. A fault maps neighbouring pages too, even if they were released: so
+ * these are released as well, as far as the file's pages reach. */
 static void release_weight(struct backend *b, const struct operand *o) {
     const uint64_t page = WEIGHTS_GRAIN, around = 32 * page;
     uint64_t begin = o->offset > around ? (o->offset - around) / page * page : 0;

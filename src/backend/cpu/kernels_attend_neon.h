@@ -195,7 +195,7 @@ static bool attend_one_qk(const struct attend_split *s, uint32_t first, uint32_t
     return true;
 }
 
-/* Returns how many positions are done: the others are no whole four. */
+/* Returns how many positions are done: a multiple of four. */
 static uint32_t attend_one_pv(const struct attend_split *s, uint32_t first, uint32_t n) {
     if (s->type == DT_F16)
         one_pv_rows[s->n_queries - first](s, first, n / 4 * 4);

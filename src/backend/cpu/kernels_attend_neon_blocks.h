@@ -9,8 +9,8 @@
  *
  * and queries or weights are taken times 2^22, so that the products are what they were. That is 2.5
  * instructions of either pipe for four values, where a conversion from integers is 3.5 and waits
- * for one pipe. Scales are converted for the whole split first. Queries of 2^100 and more, and
- * those that are no numbers, are left to the others. */
+ * for one pipe. Scales are converted for the whole split first. Queries of 2^100 and more, and NaN,
+ * are left to the others. */
 
 enum { BLOCK_ROWS = 4, BLOCK_VALUES = 32 };
 

@@ -80,7 +80,7 @@ static uint32_t count_drafts(const struct cpu_step *s, uint32_t i, int32_t token
     return n;
 }
 
-/* The logits of tokens in the drafted rows up to output i's own, made anew. */
+/* The logits of tokens in the drafted rows up to output i's own, computed again. */
 static void penalize_drafts(const struct cpu_step *s, uint32_t i, const uint16_t *counts,
                             struct share share, const float *logits, float *x) {
     const struct io_output *o = &s->outputs[i];

@@ -193,8 +193,8 @@ template <int M, int W> struct head_regs {
 
 /* ---- the KV cache ---------------------------------------------------------------------------- */
 
-/* As f16_encode in src/quant: to nearest, larger numbers become the largest fp16; what is none
- * stays so, which the logits then tell. */
+/* As f16_encode in src/quant: to nearest, larger numbers become the largest fp16; NaN
+ * stays NaN, and shows in the logits. */
 static __device__ __forceinline__ __half f16_clamped(float x) {
     float number = fminf(fmaxf(x, -65504.0f), 65504.0f);
     return __float2half_rn(fabsf(x) <= FLT_MAX ? number : x);

@@ -1,8 +1,8 @@
 /* delta_decode.cu - DELTA of a plan of one row, and of plans of a few. The formula is in delta.cuh.
  *
  * delta_decode_J_KEY: J columns a warp, keys of up to KEY values. delta_decode_full_J_KEY: keys of
- * KEY values, whole tiles and a window of four: a third of the instructions, of which an SM keeps
- * few.
+ * KEY values, whole tiles and a window of four: a third of the instructions; an SM keeps few of
+ * them cached.
  *   grid    a block a head tile
  *   block   convolves its tile's channels itself (288 of qwen35-4b), a thread a channel
  *   warp    the rule for its J columns

@@ -51,7 +51,7 @@ struct log_shared {
     float logs[3][LOG_KEYS + LOG]; /* k of all entries, then dk and decay */
     float y[3][CHANNELS];
     struct delta_norms norms[2];
-    struct log_job jobs[DELTA_TILE_JOBS + 2]; /* the last two are none */
+    struct log_job jobs[DELTA_TILE_JOBS + 2]; /* the last two are empty */
 };
 static_assert(sizeof(struct log_shared) == DELTA_LOG_SHARED, "log_shared");
 static_assert(DELTA_TILE_JOBS <= 32, "one warp prepares the jobs, a lane each");

@@ -821,7 +821,7 @@ struct no_lm_head {
     }
 };
 
-/* Kernels of one row that have no code for LM heads: instructions are few that an SM keeps near.
+/* Kernels of one row that have no code for LM heads: an SM keeps few instructions near.
  * For Q4_K and Q6_K alone ptxas spills without it. */
 template <int SET, int R, class LM_HEAD>
 static __device__ __forceinline__ constexpr bool is_layer(void) {

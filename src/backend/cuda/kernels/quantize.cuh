@@ -672,7 +672,7 @@ enum { ALL_ROWS_UP_TO = 128 }; /* buckets whose rows are quantized all */
 
 /* Quantizes row blockIdx.x for wgmma, by `threads`. False: it is after the step's last, and left as
  * it is, since no other row's results depend on it. In small buckets such rows are quantized, too:
- * to know that they are none would take a trip to L2 before the row is loaded. red: as of
+ * to know that they are not there would take a trip to L2 before the row is loaded. red: as of
  * quantize_row. */
 template <int SET, class PARAMS, class QACT>
 static __device__ __forceinline__ bool quantize_wide_values(const struct row_threads &threads,

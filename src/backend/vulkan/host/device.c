@@ -26,8 +26,8 @@ static bool has(const struct extensions *e, const char *name) {
     return false;
 }
 
-/* SLUICE_VULKAN_PLAIN=1: the shaders of a device that has no more than it must; matrix: that for
- * matrices, without them. Both are for tests. */
+/* SLUICE_VULKAN_PLAIN=1: the shaders of a device without any optional feature; matrix: the shader
+ * for matrices, by plain code. Both are for tests. */
 static bool is_plain_forced(const char *how) {
     const char *plain = getenv("SLUICE_VULKAN_PLAIN");
     return plain && strcmp(plain, how) == 0;
@@ -263,8 +263,8 @@ static int probe_device(struct backend *b, VkPhysicalDevice device, struct exten
     return SLUICE_OK;
 }
 
-/* Devices are numbered as Vulkan lists them, those that will do alone: GPUs first, then drivers
- * that run on the processor. */
+/* Devices that will do are numbered in Vulkan's order: GPUs first, then drivers that run on the
+ * processor. */
 static int find_device(struct backend *b, int number, struct extensions *e, struct feature_query *a,
                        struct err *err) {
     VkPhysicalDevice list[MAX_DEVICES];
@@ -347,8 +347,8 @@ bool vulkan_device_line(int i, char *out, size_t size) {
     return is_there;
 }
 
-/* Whether there may be a GPU at all, by the nodes that drivers of Linux have for them: where only a
- * driver for the processor is installed, loading it takes 0.1 s and 60 MB that `auto` can spare. */
+/* Whether there may be a GPU at all, by the device nodes of Linux's drivers: where only a driver
+ * for the processor is installed, `auto` is spared the 0.1 s and 60 MB that loading it takes. */
 static bool may_have_gpu(void) {
 #ifdef __linux__
     static const char *const nodes[] = {"/dev/dri/renderD*", "/dev/nvidia[0-9]*", "/dev/nvhost*",
@@ -382,7 +382,7 @@ bool vulkan_is_worth_taking(void) {
 
 /* ---- opening ------------------------------------------------------------------------------ */
 
-/* Leaves of the features that the device has those that shaders and queues use. */
+/* Of the features that the device has, keeps those that shaders and queues use. */
 static void enable_features(const struct backend *b, struct feature_query *a) {
     a->base.features = (VkPhysicalDeviceFeatures){0};
     a->v11 = (VkPhysicalDeviceVulkan11Features){.sType = a->v11.sType, .pNext = a->v11.pNext};

@@ -16,8 +16,8 @@
 #define ATTEND_NONE (-1e30) // below every score that is seen
 #define LOG2_E 1.44269504
 
-// Parts are as long as there are of them, 32 positions at least; from 65536 on there are no more than
-// 256. So 2^bits is the length of those of n positions.
+// A part has about as many positions as there are parts, 32 at least; from 65536 positions on there
+// are no more than 256 parts. 2^attend_bits(n) is the length of a part of n positions.
 uint attend_bits(uint n) {
     uint width = uint(findMSB(n - 1) + 1);
     return max(5u, max((width + 1) / 2, width < 8 ? 0 : width - 8));
