@@ -2,7 +2,7 @@
  * (project_schedule.c), and the kernels' arguments and names.
  *
  *   rows of the plan        Q4_K, Q5_K, Q6_K, Q8_0     BF16, F16
- *   1 and 2                 project_gemv_1, _2         the same
+ *   1; 2                    project_gemv_1; _2         the same
  *   3 and 4                 project_gemv_4             the same
  *   5 to 8                  project_gemm               project_gemv_8
  *   9 to 63 (mixed: 127)    project_gemm               project_wide_bf16   (9.0 alone)
@@ -11,7 +11,7 @@
  * mixed: several types that are not just Q4_K and Q6_K. On older devices project_gemm stands in for
  * project_wide; what a kernel does not take (BF16 beside Q4_K, gate and up of different types) the
  * gemv kernels do, eight rows at a time. Other types, rows as in the file and --exact have
- * project_fallback.c. From 3 rows on a kernel before the product quantizes the activations. */
+ * project_fallback.c. From 2 rows on a kernel before the product quantizes the activations. */
 #include "backend/cuda/ops/project.h"
 
 #include <stdio.h>
