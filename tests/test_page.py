@@ -216,6 +216,17 @@ def check_reload(p):
     assert [e.text for e in p.all("article .body")] == before
     assert p.one("#chats .open").text == "Tell me a story about a fox."
     assert p.js("return JSON.parse(localStorage['sluice.settings']).max_tokens") == 24
+    p.one("body").send_keys(Keys.CONTROL, "k")
+    p.set("max_tokens", "")
+    p.js(ENDLESS)
+    p.say("Not to its end")
+    p.wait("text comes", lambda: p.all("article.assistant.running .md p"))
+    p.d.refresh()
+    p.wait("the beginning is back", lambda: p.all("article.assistant .md p"))
+    assert p.one("article.assistant .stats").text.endswith("stopped") and not p.one("article.assistant p.error").is_displayed()
+    p.set("max_tokens", 24)
+    p.click("#chats li.current [aria-label^=Delete]")
+    p.click("#chats .open")
 
 
 def check_list(p):

@@ -847,7 +847,7 @@ def test_llama_completion():
                           (dict(logit_bias=[[8192, 1]]), "logit_bias has another id at place 0"), (dict(logit_bias=[[5]]), "logit_bias of 5 is missing"),
                           (dict(prompt=None), "prompt is null, expected a text"), (dict(n_predict=-3), "n_predict is -3, expected -2 or more"),
                           (dict(n_probs=101), "n_probs is 101, expected 0 to 100"), (dict(repeat_penalty=-1), "repeat_penalty is -1, expected"), (dict(stop=["x"] * 65), "stop has 65 texts, expected at most 64"), (dict(json_schema="x"), "json_schema is a string, expected an object"),
-                          (dict(grammar='root ::= "x"', json_schema={}), "another format is given too"), (dict(prompt="fox " * 3000), "the context is")):
+                          (dict(grammar='root ::= "x"', json_schema={}), "another format is given too"), (dict(prompt="fox " * 3000), "maximum context length is 512")):
         status, _, body = ask(**fields)
         assert status == 400 and words in body["error"]["message"], (fields, body)
 
@@ -1203,7 +1203,7 @@ def test_infill_with_other_files():
         assert infill(input_prefix=words, n_predict=-1)["tokens_predicted"] > 0
         assert infill(input_prefix=words)["content"] == infill(input_prefix="Other. " + words)["content"]  # its end is kept
         status, _, body = s.request("POST", "/infill", {**between, "prompt": words})
-        assert status == 400 and "the context is 512" in body["error"]["message"], body
+        assert status == 400 and "context length is 512" in body["error"]["message"], body
         for extra, said in (({}, "input_extra is an object, expected an array"), (["a"], "input_extra has a string at place 0, expected objects"),
                             ([files[0], {"filename": "a"}], "input_extra[1].text is missing, expected a string"),
                             ([{"text": "", "filename": 3}], "input_extra[0].filename is a number, expected a string")):
@@ -1527,6 +1527,7 @@ def test_answers_that_are_begun():
 def test_anthropic_errors():
     c = anthropic_client(server())
     for fields, words in ((dict(extra_body={"temperature": "hot"}), "temperature is a string"), (dict(max_tokens=0), "max_tokens is 0"),
+                          (dict(messages=[{"role": "user", "content": "fox " * 3000}]), "prompt is too long"),
                           (dict(messages=[{"role": "user", "content": [{"type": "image", "source": {}}]}]), "type image"),
                           (dict(messages=[{"role": "robot", "content": "x"}]), "role is 'robot'"), (dict(messages=[]), "messages is empty"),
                           (dict(messages=[{"content": "x"}]), "messages[0].role is missing, expected user or assistant"),

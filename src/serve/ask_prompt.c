@@ -12,10 +12,12 @@ struct ids {
     size_t n;
 };
 
+/* Clients that shorten a conversation by themselves know such errors by these words. */
 static int too_long(const struct ask_model *m, size_t n, struct err *err) {
     return err_set(err, SLUICE_ERR_ARGUMENT,
-                   "the prompt has %zu tokens, expected at most %u: the context is %u", n,
-                   m->context - 1, m->context);
+                   "the prompt is too long: it has %zu tokens, expected at most %u; this model's "
+                   "maximum context length is %u tokens",
+                   n, m->context - 1, m->context);
 }
 
 /* Takes the tokens as one more prompt, or frees them. */

@@ -12,9 +12,8 @@ static json_t *openai_error(int status, const char *message, const char *param) 
                        : status == 429 ? "rate_limit_error"
                        : status >= 500 ? "server_error"
                                        : "invalid_request_error";
-    const char *code = status == 401 ? "invalid_api_key"
-                       : strstr(message, "expected at most") && strstr(message, "the context is")
-                           ? "context_length_exceeded"
+    const char *code = status == 401                                  ? "invalid_api_key"
+                       : strstr(message, "maximum context length is") ? "context_length_exceeded"
                        : strstr(message, "previous_response_id") && strstr(message, "not kept")
                            ? "previous_response_not_found"
                            : NULL;

@@ -227,6 +227,10 @@ function speedOf(s) {
   return s.speed || (s.tokens > 1 && took > 0 ? (s.tokens - 1) / took * 1000 : 0);
 }
 
+// A reload ends an answer with the error of a server that is gone.
+let left = -Infinity;
+const isLeaving = () => performance.now() - left < 3000;
+
 // A new answer, or more of one that was cut.
 async function answer(c, parent, cut) {
   if (running.has(c.id)) return;
@@ -251,7 +255,7 @@ async function answer(c, parent, cut) {
       }
     }
   } catch (e) {
-    if (abort.signal.aborted) node.stats.finish = "stopped";
+    if (abort.signal.aborted || isLeaving()) node.stats.finish = "stopped";
     else node.error = e instanceof TypeError ? "The server cannot be reached." : e.message;
   }
   settle(node.stats);
@@ -705,6 +709,8 @@ function start() {
     if (e.key === "Enter" && !e.shiftKey && !e.isComposing) { e.preventDefault(); send(); }
   });
   document.addEventListener("keydown", onKey);
+  addEventListener("beforeunload", () => { left = performance.now(); });
+  addEventListener("focus", checkHealth);
   addEventListener("pagehide", () => { for (const id of running.keys()) save(chats.get(id) || chat); });
   addEventListener("storage", (e) => { // another tab
     const id = e.key && e.key.startsWith(PREFIX) ? e.key.slice(PREFIX.length) : null;
