@@ -289,11 +289,16 @@ install: all
 	install -D -m 644 $(B)/sluice.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig/sluice.pc
 	install -D -m 644 models/stories-27m-q4_k_m.gguf \
 	    $(DESTDIR)$(PREFIX)/share/sluice/models/stories-27m-q4_k_m.gguf
+	install -D -m 644 tools/completion.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/sluice
+	@if bash tools/man.sh $(B)/sluice > $(B)/sluice.1; then \
+	    install -D -m 644 $(B)/sluice.1 $(DESTDIR)$(PREFIX)/share/man/man1/sluice.1; \
+	else echo "  The manual page is left out: $(B)/sluice does not run here"; fi
 
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/sluice $(DESTDIR)$(PREFIX)/lib/libsluice.a \
 	    $(DESTDIR)$(PREFIX)/lib/libsluice.so* $(DESTDIR)$(PREFIX)/lib/pkgconfig/sluice.pc \
-	    $(DESTDIR)$(PREFIX)/include/sluice.h
+	    $(DESTDIR)$(PREFIX)/include/sluice.h $(DESTDIR)$(PREFIX)/share/man/man1/sluice.1 \
+	    $(DESTDIR)$(PREFIX)/share/bash-completion/completions/sluice
 	rm -rf $(DESTDIR)$(PREFIX)/share/sluice
 
 # ---- tests ------------------------------------------------------------------------------------

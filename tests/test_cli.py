@@ -1071,6 +1071,13 @@ def installed_and_removed_again():
         shell("cmp", root / "bin/sluice", SLUICE)
         assert shell(root / "bin/sluice", "--version").startswith(f"sluice {version}")
         assert "26,798,384 parameters" in shell(root / "bin/sluice", "inspect")  # the model is found from any folder
+        page = (root / "share/man/man1/sluice.1").read_text()
+        assert page.startswith(".TH SLUICE 1") and all(f'.SH "SLUICE {v}"' in page for v in ("RUN", "SERVE", "CONVERT")) and "\\-\\-cache\\-dir DIR" in page
+        assert not re.search(r"^['.](?!TH|SH|nf$|fi$)", page, re.M)  # no line of the help is a command
+        completed = lambda *words: shell("bash", "-c", f'PATH={root}/bin:$PATH; . {root}/share/bash-completion/completions/sluice; COMP_WORDS=("$@"); '
+                                         'COMP_CWORD=$(($# - 1)); _sluice sluice; echo "${COMPREPLY[@]}"', "bash", *words).split()
+        assert completed("sluice", "ser") == ["serve"] and completed("sluice", "serve", "--cache-b") == ["--cache-bytes"]
+        assert completed("sluice", "help", "env") == ["environment"] and completed("sluice", "run", "mod") == []
         config = {"PKG_CONFIG_PATH": root / "lib/pkgconfig", "PKG_CONFIG_SYSROOT_DIR": f"{d}/root"}
         assert shell("pkg-config", "--modversion", "sluice", **config).strip() == version
         flags = shell("pkg-config", "--cflags", "--libs", "sluice", **config).split()
