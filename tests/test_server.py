@@ -1892,6 +1892,21 @@ def test_page_files():
         assert s.request("GET", "/")[0] == 401
 
 
+def test_a_model_truncated_while_it_serves():
+    """Said in one line, though it is not the main thread that reads what is gone."""
+    model = TMP / "truncated.gguf"
+    shutil.copy(SHIPPED, model)
+    s = Server("-m", model)
+    os.truncate(model, 4096)
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        s.request("POST", "/completion", {"prompt": "Once upon a time", "n_predict": 4})
+    try:
+        assert s.process.wait(PATIENCE) == 1, s.process.returncode
+        assert f"sluice: {model}: was truncated while in use" in s.text().decode(), s.text()
+    finally:
+        s.process.kill()
+
+
 def test_bodies_that_are_no_request():
     s = server()
     for body, words in ((b"", "cannot be read as JSON"), (b"[]", "an array"), (b"{", "cannot be read as JSON"), (b"\xff\xfe", "cannot be read as JSON"), (b'{"a":1,"a":2}', "cannot be read as JSON"),

@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "serve/http/access_log.h"
 #include "serve/http/guard.h"
 #include "serve/http/internal.h"
@@ -396,9 +397,7 @@ static int start_daemon(struct server *s, struct err *err) {
     enum { THREADS = 4 };
     s->options.connections = fit_connections(s->options.connections);
     unsigned timeout = s->options.idle_seconds > 1 ? (unsigned)s->options.idle_seconds : 1;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
+    sigset_t before = thread_block_signals();
     s->daemon = MHD_start_daemon(
         MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | MHD_USE_ITC,
         0, NULL, NULL, on_request, s, MHD_OPTION_LISTEN_SOCKET, s->listener,
