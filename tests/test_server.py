@@ -1980,6 +1980,19 @@ def test_unix_socket_and_inherited_socket():
     with own("--unix", path):  # what it left is replaced, and nothing else
         p = subprocess.run([SLUICE, "serve", "-m", str(SHIPPED), "--unix", str(path)], stderr=subprocess.PIPE)
         assert p.returncode == 1 and b"another server listens there" in p.stderr, p.stderr
+    for kind, said in ((socket.SOCK_DGRAM, b"wrong type"), (socket.SOCK_STREAM, b"another server listens there")):
+        with socket.socket(socket.AF_UNIX, kind) as other, contextlib.ExitStack() as clients:  # of another program, even if its queue is full
+            other.bind(str(path))
+            if kind == socket.SOCK_STREAM:
+                other.listen(0)
+                with contextlib.suppress(BlockingIOError):
+                    for _ in range(100):
+                        c = clients.enter_context(socket.socket(socket.AF_UNIX))
+                        c.setblocking(False)
+                        c.connect(str(path))
+            p = subprocess.run([SLUICE, "serve", "-m", str(SHIPPED), "--unix", str(path)], stderr=subprocess.PIPE, timeout=PATIENCE)
+            assert p.returncode == 1 and said in p.stderr and path.exists(), p.stderr
+            path.unlink()
     path.write_text("precious")
     p = subprocess.run([SLUICE, "serve", "-m", str(SHIPPED), "--unix", str(path)], stderr=subprocess.PIPE)
     assert p.returncode == 1 and b"exists and is not a socket" in p.stderr and path.read_text() == "precious", p.stderr

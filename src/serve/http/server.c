@@ -271,8 +271,11 @@ static int listen_unix(struct server *s, struct err *err) {
     if (is_there && !S_ISSOCK(before.st_mode))
         return err_set(err, SLUICE_ERR_IO, "%s: exists and is not a socket", path);
     if (is_there) {
-        if (connect(s->listener, (struct sockaddr *)&address, sizeof address) == 0)
-            return err_set(err, SLUICE_ERR_IO, "%s: another server listens there", path);
+        bool is_taken = connect(s->listener, (struct sockaddr *)&address, sizeof address) == 0 ||
+                        errno == EAGAIN; /* its queue is full */
+        if (is_taken || errno != ECONNREFUSED)
+            return err_set(err, SLUICE_ERR_IO, "%s: %s", path,
+                           is_taken ? "another server listens there" : strerror(errno));
         unlink(path); /* left by a killed server */
     }
     if (bind(s->listener, (struct sockaddr *)&address, sizeof address) || listen(s->listener, 512))
