@@ -85,9 +85,13 @@ static void vector(struct writer *w, int layer, const char *part, uint64_t n, fl
     tensor(w, layer, part, false, (uint64_t[]){n, 0, 0}, size, middle);
 }
 
+static bool has_delta(const struct random_model *m) {
+    return strncmp(m->arch, "qwen35", 6) == 0 || strcmp(m->arch, "qwen3next") == 0;
+}
+
 static void attention(struct writer *w, int i) {
     const struct random_model *m = w->m;
-    bool is_hybrid = strncmp(m->arch, "qwen35", 6) == 0, is_qwen2 = !strcmp(m->arch, "qwen2");
+    bool is_hybrid = has_delta(m), is_qwen2 = !strcmp(m->arch, "qwen2");
     uint64_t q = (uint64_t)m->heads * m->head_width, kv = (uint64_t)m->kv_heads * m->head_width;
     matrices(w, i, "attn_q.weight", m->hidden, is_hybrid ? 2 * q : q, 0);
     matrices(w, i, "attn_k.weight", m->hidden, kv, 0);
@@ -108,10 +112,18 @@ static void delta(struct writer *w, int i) {
     const struct random_model *m = w->m;
     uint64_t values = (uint64_t)m->value_heads * m->value_width;
     uint64_t channels = 2ull * m->key_heads * m->key_width + values;
-    matrices(w, i, "attn_qkv.weight", m->hidden, channels, 0);
-    matrices(w, i, "attn_gate.weight", m->hidden, values, 0);
-    matrices(w, i, "ssm_beta.weight", m->hidden, m->value_heads, 0);
-    matrices(w, i, "ssm_alpha.weight", m->hidden, m->value_heads, 0);
+    if (m->is_fused) {
+        matrices(w, i, "ssm_in.weight", m->hidden, channels + values, 0);
+    } else {
+        matrices(w, i, "attn_qkv.weight", m->hidden, channels, 0);
+        matrices(w, i, "attn_gate.weight", m->hidden, values, 0);
+    }
+    if (strcmp(m->arch, "qwen3next") == 0) {
+        matrices(w, i, "ssm_ba.weight", m->hidden, 2ull * m->value_heads, 0);
+    } else {
+        matrices(w, i, "ssm_beta.weight", m->hidden, m->value_heads, 0);
+        matrices(w, i, "ssm_alpha.weight", m->hidden, m->value_heads, 0);
+    }
     tensor(w, i, "ssm_conv1d.weight", false, (uint64_t[]){CONV_WIDTH, channels, 0}, 0.5f, 0);
     vector(w, i, "ssm_a", m->value_heads, 0.1f, -1);
     vector(w, i, "ssm_dt.bias", m->value_heads, 0.1f, 0.5f);
@@ -141,7 +153,7 @@ static void feed_forward(struct writer *w, int i) {
 
 static void layer(struct writer *w, int i) {
     const struct random_model *m = w->m;
-    bool is_hybrid = strncmp(m->arch, "qwen35", 6) == 0;
+    bool is_hybrid = has_delta(m);
     vector(w, i, "attn_norm.weight", m->hidden, 0.1f, 1);
     vector(w, i, is_hybrid ? "post_attention_norm.weight" : "ffn_norm.weight", m->hidden, 0.1f, 1);
     if (is_hybrid && i + 1 < (int)m->layers)
@@ -241,6 +253,10 @@ struct random_model random_moe(uint64_t seed) {
     uint64_t random = random_mix(seed + 1);
     enum { WIDTHS = sizeof widths / sizeof *widths };
     struct random_model m = {.seed = seed, .arch = "qwen35moe", .type = DT_COUNT};
+    if (seed % 3 == 2) {
+        m.arch = "qwen3next";
+        m.is_fused = seed % 2;
+    }
     m.layers = 2;
     m.hidden = 32 * (uint32_t)(1 + random_next(&random) % 8) + random_next(&random) % 4 / 3 * 20;
     m.kv_heads = 1 + (uint32_t)(random_next(&random) % 2);

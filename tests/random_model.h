@@ -12,12 +12,14 @@
 
 struct random_model {
     uint64_t seed;
-    const char *arch; /* "llama", "qwen2", "qwen3", "qwen3moe", "qwen35" or "qwen35moe" */
+    const char
+        *arch; /* "llama", "qwen2", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe" */
     uint32_t hidden, layers, heads, kv_heads, head_width, ffn, vocab;
     uint32_t key_heads, value_heads, key_width,
         value_width;                /* delta-net layers: all but the last */
-    uint32_t experts, used, shared; /* of ...moe: `ffn` values in each, `shared` 0: none */
+    uint32_t experts, used, shared; /* `ffn` values in each, `shared` 0: none */
     int draft_block; /* 1: there is one; 2: with its own embedding and head, without their norm */
+    bool is_fused;   /* qwen3next: q, k, v and z are one matrix, as in files of 2025 */
     enum dtype type; /* of all matrices whose rows allow it; DT_COUNT: any */
     uint32_t alignment;   /* of the file; 0: the usual one */
     uint32_t padding;     /* moves the tensors by this many bytes in a file aligned to 1 */

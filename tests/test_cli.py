@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("SLUICE_TEST_DATA", ROOT / "build/data"))
 REFERENCE = DATA / "reference"
 SHIPPED = ROOT / "models/stories-27m-q4_k_m.gguf"
-FOLDERS = ["qwen35-dense-a", "qwen35-dense-b", "qwen35-moe-a", "llama-a", "llama-b", "qwen3-a", "qwen2-a", "qwen3moe-a"]
+FOLDERS = ["qwen35-dense-a", "qwen35-dense-b", "qwen35-moe-a", "llama-a", "llama-b", "qwen3-a", "qwen2-a", "qwen3moe-a",
+           "qwen3next-a"]
 FOLDERS = [name for name in FOLDERS if (REFERENCE / name).is_dir()]  # another copy may lack some
 
 

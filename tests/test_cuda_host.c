@@ -16,6 +16,7 @@ static const char *const models[] = {
     "synth:qwen35-35b-a3b:q4_k_m",    "synth:qwen35-tiny:q8_0",
     "synth:qwen35-tiny:f16",          "synth:qwen35-4b-mtp:q4_k_m",
     "synth:qwen35-35b-a3b-mtp:q8_0",  "synth:qwen3-30b-a3b:q4_k_m",
+    "synth:qwen3next-80b-a3b:q4_k_m", "synth:qwen3next-80b-a3b-mtp:q8_0",
 };
 
 /* Every tile of a product has one thread block, in order: of all segments, or of each. */

@@ -41,6 +41,21 @@ TEST(draft_block_drafts_from_the_first_tokens) {
     block_compare_vocab("cpu", test_data("mtp/stories.gguf"));
 }
 
+/* No released file with such a block was at hand: its tokens, at least, are the trunk's. */
+TEST(draft_block_of_qwen3next_gives_the_tokens_of_a_run_without) {
+    struct random_model m = random_tiny("qwen3next");
+    const char *path = test_temporary("next-block.gguf");
+    struct err err = {0};
+    m.draft_block = 1;
+    m.experts = 5;
+    m.used = 2;
+    m.shared = 32;
+    if (random_model_write(&m, path, &err))
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+    else
+        block_compare_model("cpu", path, 0);
+}
+
 /* The trunk does not need the block: a damaged one is an error only where it is to draft. */
 TEST(draft_block_that_is_damaged) {
     struct random_model m = random_tiny("qwen35");

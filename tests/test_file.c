@@ -960,6 +960,8 @@ TEST(gguf_references) {
         {"reference/qwen3-a/model-f32.gguf", 35, 26, "qwen3"},
         {"reference/qwen3moe-a/model-f32.gguf", 39, 29, "qwen3moe"},
         {"reference/qwen3moe-a/model-q8_0.gguf", 39, 29, "qwen3moe"},
+        {"reference/qwen3next-a/model-f32.gguf", 55, 36, "qwen3next"},
+        {"reference/qwen3next-a/model-fused.gguf", 53, 36, "qwen3next"},
         {"reference/qwen35-dense-a/model-f32.gguf", 55, 33, "qwen35"},
         {"reference/qwen35-dense-a/model-q8_0.gguf", 55, 33, "qwen35"},
         {"reference/qwen35-dense-k/model-q4_k_m.gguf", 27, 33, "qwen35"},
@@ -1428,7 +1430,8 @@ TEST(folder_references) {
         {"reference/llama-a", 21, 1, 96},        {"reference/llama-b", 20, 1, 192},
         {"reference/qwen2-a", 27, 1, 64},        {"reference/qwen3-a", 35, 1, 64},
         {"reference/qwen35-dense-a", 55, 1, 64}, {"reference/qwen35-dense-b", 110, 2, 64},
-        {"reference/qwen35-moe-a", 69, 1, 64},   {"reference/qwen3moe-a", 129, 1, 64},
+        {"reference/qwen35-moe-a", 69, 1, 64},   {"reference/qwen3next-a", 107, 1, 64},
+        {"reference/qwen3moe-a", 129, 1, 64},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         struct folder *f;

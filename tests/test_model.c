@@ -287,7 +287,7 @@ static void compare_with_gguf(const char *name, const struct hub *hub, const str
 TEST(hub_equals_the_gguf_file_of_the_same_model) {
     static const char *const names[] = {"qwen35-dense-a", "qwen35-dense-b", "qwen35-moe-a",
                                         "llama-a",        "llama-b",        "qwen3-a",
-                                        "qwen2-a",        "qwen3moe-a"};
+                                        "qwen2-a",        "qwen3moe-a",     "qwen3next-a"};
     int compared = 0;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct folder *folder = NULL;
@@ -305,7 +305,7 @@ TEST(hub_equals_the_gguf_file_of_the_same_model) {
         folder_close(folder);
         gguf_close(g);
     }
-    EXPECT(compared >= 7);
+    EXPECT(compared >= 8);
 }
 
 static uint64_t fnv1a(const void *bytes, uint64_t n) {
@@ -349,7 +349,8 @@ TEST(hub_refuses_configs_that_cannot_be_run) {
         const char *folder, *name, *value, *expected;
     } cases[] = {
         {"llama-a", "model_type", "\"gpt9\"",
-         "model_type is gpt9, expected llama, qwen2, qwen3, qwen3_moe, qwen3_5 or qwen3_5_moe"},
+         "model_type is gpt9, expected llama, qwen2, qwen3, qwen3_moe, qwen3_next, qwen3_5 or "
+         "qwen3_5_moe"},
         {"llama-a", "model_type", "null", "model_type is missing, expected llama"},
         {"llama-a", "hidden_act", "\"gelu\"", "hidden_act is gelu, expected silu"},
         {"qwen3-a", "use_sliding_window", "true", "use_sliding_window is true, which is not"},
@@ -366,6 +367,11 @@ TEST(hub_refuses_configs_that_cannot_be_run) {
         {"qwen3moe-a", "decoder_sparse_step", "2", "decoder_sparse_step is 2, expected 1: experts"},
         {"qwen3moe-a", "mlp_only_layers", "[0, 2]", "mlp_only_layers has 2 layers, expected none"},
         {"qwen3moe-a", "mlp_only_layers", "null", NULL},
+        {"qwen3next-a", "norm_topk_prob", "false", "norm_topk_prob is false, which is not"},
+        {"qwen3next-a", "norm_topk_prob", "", NULL},
+        {"qwen3next-a", "linear_num_key_heads", "2",
+         "linear_attn.in_proj_qkvz.weight has 576 rows in 2 dimensions, expected 512 in 2"},
+        {"qwen3next-a", "decoder_sparse_step", "3", "decoder_sparse_step is 3, expected 1"},
         {"qwen35-dense-a", "rope_parameters", "{\"partial_rotary_factor\":1e30}",
          "partial_rotary_factor is 1e+30, expected at most 1"},
         {"qwen3-a", "rope_parameters", "\"x\"", "rope_parameters is \"x\", expected an object"},

@@ -95,10 +95,10 @@ static int compare_with_tool(const char *model, const char *type) {
 }
 
 TEST(synth_has_the_tensors_of_the_tools_files) {
-    static const char *const models[] = {"qwen35-tiny",    "qwen35-0.8b",   "qwen35-2b",
-                                         "qwen35-4b",      "qwen35-9b",     "qwen35-27b",
-                                         "qwen35-35b-a3b", "qwen3-30b-a3b", "smollm2-135m",
-                                         "smollm2-360m",   "smollm2-1.7b",  "llama-8b"};
+    static const char *const models[] = {
+        "qwen35-tiny",  "qwen35-0.8b",    "qwen35-2b",     "qwen35-4b",         "qwen35-9b",
+        "qwen35-27b",   "qwen35-35b-a3b", "qwen3-30b-a3b", "qwen3next-80b-a3b", "smollm2-135m",
+        "smollm2-360m", "smollm2-1.7b",   "llama-8b"};
     static const char *const types[] = {"q4_k_m", "q8_0", "f16", "bf16", "f32"};
     int n = 0;
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)

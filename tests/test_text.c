@@ -498,6 +498,7 @@ TEST(text_reference_models) {
         {"qwen2-a", "model-f32.gguf", "qwen2", true, true},
         {"qwen3-a", "model-f32.gguf", "qwen2", true, true},
         {"qwen3moe-a", "model-f32.gguf", "qwen2", true, true},
+        {"qwen3next-a", "model-f32.gguf", "qwen2", true, true},
         {"qwen35-dense-a", "model-f32.gguf", "qwen35", true, true},
         {"qwen35-dense-b", NULL, "qwen35", true, true},
         {"qwen35-dense-k", "model-q4_k_m.gguf", "qwen35", false, true},

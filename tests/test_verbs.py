@@ -552,6 +552,21 @@ def test_imatrix_is_collected_and_used():
     bad(1, "is a file of the input", "imatrix", SHIPPED, "-f", text, "-o", SHIPPED, "--window", 64)
 
 
+def test_imatrix_of_matrices_that_are_regrouped():
+    """Products read rows of ssm_in and ssm_ba that were moved when they were loaded."""
+    model, matrix = DATA / "reference/qwen3next-a/model-fused.gguf", TMP / "moved.gguf"
+    text = TMP / "moved.txt"
+    text.write_text("The keeper of the gates walked the bank. " * 40)
+    good("imatrix", model, "-f", text, "-o", matrix, "--window", 64, "--windows", 2)
+    names = {t["name"]: t["dims"] for t in json.loads(good("inspect", matrix, "--json")[0])["tensors"]}
+    for part in ("ssm_in", "ssm_ba", "ssm_out", "ffn_down_shexp"):
+        assert names[f"blk.0.{part}.weight.counts"] == [1, 1], names
+    assert len([n for n in names if n.endswith(".counts")]) == 2 * 3 + 4 + 3 * 6, sorted(names)
+    err = good("quantize", model, TMP / "moved-q4.gguf", "q4_0", "--imatrix", matrix)[1]
+    assert "weights for 28 of 29 matrices" in err, err  # not for the head
+    good("run", "-m", TMP / "moved-q4.gguf", "-p", "The", "-n", 4, "--backend", "cpu")
+
+
 def test_drafts_by_the_models_block():
     model = DATA / "mtp/stories.gguf"
     for sampling in (["--temp", "0"], ["--temp", "0.9", "--seed", "4"]):

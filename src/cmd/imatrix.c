@@ -84,7 +84,8 @@ static int make_entries(struct collector *c) {
             .counts = arena_array(&to->arena, t->dims[2], sizeof *e->counts)};
         if (!e->sums || !e->counts)
             return err_memory(&c->err, "the importance matrix");
-        c->places[to->n_entries++] = (struct place){weights_offset(m->weights, t), t->dims[0], e};
+        c->places[to->n_entries++] =
+            (struct place){weights_read_offset(m->weights, t), t->dims[0], e};
     }
     if (!to->entries || !c->places)
         return err_memory(&c->err, "the importance matrix");

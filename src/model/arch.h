@@ -76,6 +76,10 @@ int bind_matrix(struct model *m, int block, const char *name, uint32_t k, uint32
                 unsigned flags, struct operand *out, struct err *err);
 int bind_matrices(struct model *m, int block, const char *name, uint32_t k, uint32_t n, uint32_t e,
                   unsigned flags, struct operand *out, struct err *err);
+/* A matrix of some rows of the named one. */
+int bind_row_parts(struct model *m, int block, const char *name, uint32_t k,
+                   const struct row_parts *rows, unsigned flags, struct operand *out,
+                   struct err *err);
 /* As f32, whatever type the file has: (n), or (n, width) where width is above 0. */
 int bind_vector(struct model *m, int block, const char *name, uint32_t n, uint32_t width,
                 unsigned flags, struct operand *out, struct err *err);

@@ -1,8 +1,10 @@
-/* arch_qwen35.c - the Gated DeltaNet hybrids: Qwen3.5, dense and with experts.
+/* arch_qwen35.c - the Gated DeltaNet hybrids: Qwen3.5, dense and with experts, and Qwen3-Next.
  *
- * Three delta-net layers to one of gated full attention. GGUF stores value heads tiled (value head
- * v belongs to key head v % A), the hub grouped (v / (B / A)): a flag of the op; no row is moved.
- */
+ * Three delta-net layers to one of gated full attention. GGUF stores Qwen3.5's value heads tiled
+ * (value head v belongs to key head v % A), the hub grouped (v / (B / A)): a flag of the op; no row
+ * is moved. Qwen3-Next's are grouped in both, and so are the inputs of the delta rule, which are
+ * one matrix or two (row_parts.h): q, k, v and z in the hub and in files of 2025, beta and alpha in
+ * all. */
 #include <stdio.h>
 #include <string.h>
 
@@ -65,7 +67,7 @@ static int config_delta(struct model *m, struct err *err) {
             "do not fit",
             m->path, c->arch, c->key_heads, c->value_heads, inner, c->conv_width);
     c->value_width = inner / c->value_heads;
-    c->head_map = m->hub ? HEADS_GROUPED : HEADS_TILED;
+    c->head_map = m->hub || m->arch == &arch_qwen3next ? HEADS_GROUPED : HEADS_TILED;
     return config_delta_widths(m, err);
 }
 
@@ -84,24 +86,56 @@ static int config(struct model *m, struct err *err) {
     if (!status)
         status = config_delta(m, err);
     if (!status)
-        status = m->arch == &arch_qwen35moe
-                     ? config_experts(m, err)
-                     : config_u32(c, m->keys, "feed_forward_length", 1 << 22, true, &c->ffn, err);
+        status = m->arch == &arch_qwen35
+                     ? config_u32(c, m->keys, "feed_forward_length", 1 << 22, true, &c->ffn, err)
+                     : config_experts(m, err);
     return status;
 }
 
 /* ---- tensors ------------------------------------------------------------------------------ */
 
+static int bind_qkv_and_z(struct model *m, int i, struct layer *l, struct err *err) {
+    const struct config *c = &m->config;
+    int status =
+        bind_matrix(m, i, "attn_qkv.weight", c->hidden, c->delta_channels, 0, &l->qkv, err);
+    return status
+               ? status
+               : bind_matrix(m, i, "attn_gate.weight", c->hidden, c->delta_values, 0, &l->z, err);
+}
+
+static int bind_delta_in(struct model *m, int i, struct layer *l, struct err *err) {
+    uint32_t d = m->config.hidden, heads = m->config.value_heads;
+    int status;
+    if ((status = bind_qkv_and_z(m, i, l, err)) ||
+        (status = bind_matrix(m, i, "ssm_beta.weight", d, heads, 0, &l->beta, err)) ||
+        (status = bind_matrix(m, i, "ssm_alpha.weight", d, heads, 0, &l->alpha, err)))
+        return status;
+    return SLUICE_OK;
+}
+
+/* Of Qwen3-Next. */
+static int bind_grouped_in(struct model *m, int i, struct layer *l, struct err *err) {
+    const struct config *c = &m->config;
+    const struct delta_heads h = {c->key_heads, c->value_heads, c->key_width, c->value_width};
+    const struct row_parts qkv = row_parts_qkv(&h), z = row_parts_z(&h), beta = row_parts_beta(&h),
+                           alpha = row_parts_alpha(&h);
+    uint32_t d = c->hidden;
+    int status;
+    if ((status = bind_row_parts(m, i, "ssm_in.weight", d, &qkv, BIND_OPTIONAL, &l->qkv, err)) ||
+        (status = bind_row_parts(m, i, "ssm_in.weight", d, &z, BIND_OPTIONAL, &l->z, err)) ||
+        (!l->qkv.n_dims && (status = bind_qkv_and_z(m, i, l, err))) ||
+        (status = bind_row_parts(m, i, "ssm_ba.weight", d, &beta, 0, &l->beta, err)) ||
+        (status = bind_row_parts(m, i, "ssm_ba.weight", d, &alpha, 0, &l->alpha, err)))
+        return status;
+    return SLUICE_OK;
+}
+
 static int bind_delta(struct model *m, int i, struct layer *l, struct err *err) {
     const struct config *c = &m->config;
     uint32_t values = c->delta_values, channels = c->delta_channels;
-    int status;
-    if ((status = bind_matrix(m, i, "attn_qkv.weight", c->hidden, channels, 0, &l->qkv, err)) ||
-        (status = bind_matrix(m, i, "attn_gate.weight", c->hidden, values, 0, &l->z, err)) ||
-        (status =
-             bind_matrix(m, i, "ssm_beta.weight", c->hidden, c->value_heads, 0, &l->beta, err)) ||
-        (status =
-             bind_matrix(m, i, "ssm_alpha.weight", c->hidden, c->value_heads, 0, &l->alpha, err)) ||
+    int status =
+        m->arch == &arch_qwen3next ? bind_grouped_in(m, i, l, err) : bind_delta_in(m, i, l, err);
+    if (status ||
         (status =
              bind_vector(m, i, "ssm_conv1d.weight", channels, c->conv_width, 0, &l->conv, err)) ||
         (status = bind_vector(m, i, "ssm_a", c->value_heads, 0, 0, &l->a, err)) ||
@@ -307,7 +341,7 @@ static int hub_config(struct hub *h, struct err *err) {
                        "%s/config.json: linear_num_value_heads is %u, expected a multiple of "
                        "linear_num_key_heads, %u",
                        h->folder->path, h->value_heads, h->key_heads);
-    return h->arch == &arch_qwen35moe ? hub_experts(h, err) : SLUICE_OK;
+    return h->arch == &arch_qwen35 ? SLUICE_OK : hub_experts(h, err);
 }
 
 /* Partial rotary embedding: how many values of a head rotate. */
@@ -324,6 +358,8 @@ static void put_rotary(struct hub_keys *k) {
                             "%s/config.json: partial_rotary_factor is %g, expected at most 1",
                             h->folder->path, part);
     hub_put_u32(k, "rope.dimension_count", k->status ? 0 : (uint32_t)(h->head_dim * part));
+    if (h->arch == &arch_qwen3next)
+        return;
     int32_t sections[4] = {11, 11, 10, 0};
     const json_t *given = json_object_get(rope, "mrope_section");
     for (size_t i = 0; json_is_array(given) && i < 3; i++)
@@ -368,7 +404,7 @@ static void put_layer_types(struct hub_keys *k) {
 
 static void hub_keys(struct hub_keys *k) {
     const struct hub *h = k->hub;
-    if (h->arch == &arch_qwen35)
+    if (h->arch == &arch_qwen35 || json_object_get(h->folder->config, "intermediate_size"))
         hub_copy_count(k, "intermediate_size", "feed_forward_length");
     put_rotary(k);
     put_layer_types(k);
@@ -393,7 +429,7 @@ static const struct hub_name global_names[] = {
     {0},
 };
 
-static const struct hub_name mixer_names[] = {
+static const struct hub_name attention_names[] = {
     {.theirs = "input_layernorm.weight",          .ours = "attn_norm.weight",           .change = CHANGE_PLUS_ONE},
     {.theirs = "post_attention_layernorm.weight", .ours = "post_attention_norm.weight", .change = CHANGE_PLUS_ONE},
     {.theirs = "self_attn.q_proj.weight",         .ours = "attn_q.weight"},
@@ -402,6 +438,10 @@ static const struct hub_name mixer_names[] = {
     {.theirs = "self_attn.o_proj.weight",         .ours = "attn_output.weight"},
     {.theirs = "self_attn.q_norm.weight",         .ours = "attn_q_norm.weight", .change = CHANGE_PLUS_ONE},
     {.theirs = "self_attn.k_norm.weight",         .ours = "attn_k_norm.weight", .change = CHANGE_PLUS_ONE},
+    {0},
+};
+
+static const struct hub_name tiled_delta_names[] = {
     {.theirs = "linear_attn.in_proj_qkv.weight",  .ours = "attn_qkv.weight",    .order = ORDER_TILE_TAIL},
     {.theirs = "linear_attn.in_proj_z.weight",    .ours = "attn_gate.weight",   .order = ORDER_TILE},
     {.theirs = "linear_attn.in_proj_b.weight",    .ours = "ssm_beta.weight",    .order = ORDER_TILE_HEADS},
@@ -411,6 +451,18 @@ static const struct hub_name mixer_names[] = {
     {.theirs = "linear_attn.dt_bias",             .ours = "ssm_dt.bias",        .order = ORDER_TILE_HEADS},
     {.theirs = "linear_attn.norm.weight",         .ours = "ssm_norm.weight"},
     {.theirs = "linear_attn.out_proj.weight",     .ours = "ssm_out.weight",     .order = ORDER_TILE_COLUMNS},
+    {0},
+};
+
+static const struct hub_name grouped_delta_names[] = {
+    {.theirs = "linear_attn.in_proj_qkvz.weight", .ours = "attn_qkv.weight",   .part = PART_QKV},
+    {.theirs = "linear_attn.in_proj_qkvz.weight", .ours = "attn_gate.weight",  .part = PART_Z},
+    {.theirs = "linear_attn.in_proj_ba.weight",   .ours = "ssm_ba.weight"},
+    {.theirs = "linear_attn.conv1d.weight",       .ours = "ssm_conv1d.weight", .is_squeezed = true},
+    {.theirs = "linear_attn.A_log",               .ours = "ssm_a",             .change = CHANGE_NEG_EXP},
+    {.theirs = "linear_attn.dt_bias",             .ours = "ssm_dt.bias"},
+    {.theirs = "linear_attn.norm.weight",         .ours = "ssm_norm.weight"},
+    {.theirs = "linear_attn.out_proj.weight",     .ours = "ssm_out.weight"},
     {0},
 };
 
@@ -437,7 +489,7 @@ const struct arch arch_qwen35 = {
     .emit_layer = emit_layer,
     .model_types = {"qwen3_5", "qwen3_5_text"},
     .global_names = global_names,
-    .layer_names = {mixer_names, dense_names},
+    .layer_names = {attention_names, tiled_delta_names, dense_names},
     .draft_names = draft_names,
     .hub_config = hub_config,
     .hub_keys = hub_keys,
@@ -450,7 +502,21 @@ const struct arch arch_qwen35moe = {
     .emit_layer = emit_layer,
     .model_types = {"qwen3_5_moe", "qwen3_5_moe_text"},
     .global_names = global_names,
-    .layer_names = {mixer_names, dense_names, hub_expert_names, hub_shared_expert_names},
+    .layer_names = {attention_names, tiled_delta_names, hub_expert_names, hub_shared_expert_names},
+    .draft_names = draft_names,
+    .hub_config = hub_config,
+    .hub_keys = hub_keys,
+};
+
+const struct arch arch_qwen3next = {
+    .name = "qwen3next",
+    .config = config,
+    .bind = bind,
+    .emit_layer = emit_layer,
+    .model_types = {"qwen3_next"},
+    .global_names = global_names,
+    .layer_names = {attention_names, grouped_delta_names, hub_expert_names,
+                    hub_shared_expert_names},
     .draft_names = draft_names,
     .hub_config = hub_config,
     .hub_keys = hub_keys,

@@ -5,6 +5,7 @@
 #include "base/size.h"
 #include "model/arch.h"
 #include "model/mixture.h"
+#include "quant/random.h"
 
 /* A tensor of the file or folder under our name, whichever it is. */
 struct found {
@@ -96,6 +97,24 @@ static void fill_gathered(const struct made_weight *w, void *out) {
     }
 }
 
+/* Rows that are grouped in the file or folder, as they are. */
+static void fill_rows(const struct made_weight *w, void *out) {
+    const struct row_parts *rows = &w->hub.rows;
+    const struct tensor *t = w->from;
+    uint64_t size = t->bytes / row_parts_of(rows);
+    uint8_t *at = out;
+    for (uint64_t i = 0; i < row_parts_count(rows); i++, at += size)
+        memcpy(at, t->data + row_parts_source(rows, i) * size, size);
+}
+
+/* A synthetic model has no rows yet: as random as they will be. */
+static void fill_random(const struct made_weight *w, void *out) {
+    uint32_t type = (uint32_t)((const struct tensor *)w->from)->type;
+    uint32_t step = dtype_info(type)->block_bytes;
+    for (uint64_t i = 0; i < w->bytes; i += step)
+        random_block(type, w->offset + i, (uint8_t *)out + i);
+}
+
 static bool are_alike(const struct hub_tensor *t) {
     for (uint32_t e = 1; e < t->n_sources; e++)
         if (t->sources[e]->type != t->sources[0]->type)
@@ -104,7 +123,8 @@ static bool are_alike(const struct hub_tensor *t) {
 }
 
 static bool is_plain(const struct found *f) {
-    return !f->hub || (f->hub->change == CHANGE_NONE && f->tensor && f->hub->n_sources == 1);
+    return !f->hub || (f->hub->change == CHANGE_NONE && f->tensor && f->hub->n_sources == 1 &&
+                       !f->hub->rows.n_parts);
 }
 
 /* Places a vector's values, copied or decoded if need be. */
@@ -157,6 +177,29 @@ int bind_vector(struct model *m, int block, const char *name, uint32_t n, uint32
     return status ? status : note_vector(m, block, name, out, err);
 }
 
+/* A matrix of these rows of a tensor, in the tail. */
+static int make_rows(struct model *m, const struct tensor *from, const struct row_parts *rows,
+                     const char *name, struct operand *out, struct err *err) {
+    const uint32_t dims[4] = {(uint32_t)from->dims[0], (uint32_t)row_parts_count(rows)};
+    *out = operand_at(REGION_WEIGHTS, (enum dtype)from->type, 0, dims);
+    struct made_weight *made =
+        weights_make(m->weights, operand_bytes(out), m->synth ? fill_random : fill_rows);
+    if (!made)
+        return err_memory(err, name);
+    made->hub.rows = *rows;
+    made->from = from;
+    out->offset = made->offset;
+    return SLUICE_OK;
+}
+
+int bind_row_parts(struct model *m, int block, const char *name, uint32_t k,
+                   const struct row_parts *rows, unsigned flags, struct operand *out,
+                   struct err *err) {
+    struct found f;
+    int got = expect(m, block, name, (uint64_t[4]){k, row_parts_of(rows)}, flags, &f, err);
+    return got <= 0 ? got : make_rows(m, f.tensor, rows, name, out, err);
+}
+
 static int bind_planes(struct model *m, int block, const char *name, const uint32_t dims[4],
                        unsigned flags, struct operand *out, struct err *err) {
     struct found f;
@@ -172,6 +215,8 @@ static int bind_planes(struct model *m, int block, const char *name, const uint3
         }
         return SLUICE_OK;
     }
+    if (f.hub->rows.n_parts)
+        return make_rows(m, f.tensor, &f.hub->rows, name, out, err);
     /* Experts of different types become F32, which holds the values of each. */
     bool is_uniform = are_alike(f.hub);
     enum dtype type = is_uniform ? (enum dtype)f.tensor->type : DT_F32;

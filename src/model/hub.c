@@ -148,6 +148,21 @@ static int take_half(struct binder *b, struct hub_tensor *t, enum hub_part part)
     return SLUICE_OK;
 }
 
+/* Some rows of every key head's. */
+static int take_parts(struct binder *b, struct hub_tensor *t, enum hub_part part) {
+    const struct hub *h = b->hub;
+    const struct delta_heads heads = {h->key_heads, h->value_heads, h->key_dim, h->value_dim};
+    const struct tensor *s = t->sources[0];
+    t->rows = part == PART_Z ? row_parts_z(&heads) : row_parts_qkv(&heads);
+    if (s->n_dims != 2 || s->dims[1] != row_parts_of(&t->rows))
+        return err_set(b->err, SLUICE_ERR_FORMAT,
+                       "%s: tensor %.*s has %llu rows in %u dimensions, expected %llu in 2",
+                       h->folder->path, STR_ARG(s->name), (unsigned long long)s->dims[1], s->n_dims,
+                       (unsigned long long)row_parts_of(&t->rows));
+    t->dims[1] = row_parts_count(&t->rows);
+    return SLUICE_OK;
+}
+
 static int bind_one(struct binder *b, const char *theirs, const char *ours,
                     const struct hub_name *row) {
     const struct tensor *s = take(b, theirs);
@@ -162,7 +177,7 @@ static int bind_one(struct binder *b, const char *theirs, const char *ours,
     t->change = row->change;
     int status = set_dims(b, t, s, row->is_squeezed);
     if (!status && row->part != PART_ALL)
-        status = take_half(b, t, row->part);
+        status = row->part < PART_QKV ? take_half(b, t, row->part) : take_parts(b, t, row->part);
     return status ? status : check_tensor(b, t);
 }
 
@@ -388,6 +403,8 @@ static void read_row(const struct hub *h, const struct hub_tensor *t, uint64_t r
     bool moves_values = t->n_dims == 1 || t->order == ORDER_TILE_COLUMNS;
     if (!moves_values)
         in_matrix = source_place(h, t->order, in_matrix, rows);
+    if (t->rows.n_parts)
+        in_matrix = row_parts_source(&t->rows, in_matrix);
     const struct tensor *s = t->sources[t->n_sources > 1 ? matrix : 0];
     uint64_t source_rows = t->take_rows ? s->dims[1] : rows; /* of each matrix */
     uint64_t source_row = (t->n_sources > 1 ? 0 : matrix * source_rows) + t->skip_rows + in_matrix;

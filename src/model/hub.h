@@ -14,6 +14,7 @@
 #include "base/err.h"
 #include "file/folder.h"
 #include "file/gguf_write.h"
+#include "model/row_parts.h"
 
 /* How rows or values are permuted. */
 enum hub_order {
@@ -29,8 +30,9 @@ enum hub_order {
 /* How each value is changed. */
 enum hub_change { CHANGE_NONE, CHANGE_PLUS_ONE, CHANGE_NEG_EXP };
 
-/* Which rows of a source are taken. Halves: of each expert's matrix, where gate and up are one. */
-enum hub_part { PART_ALL, PART_FIRST_HALF, PART_SECOND_HALF };
+/* Which rows of a source are taken. Halves: of each expert's matrix, where gate and up are one. QKV
+ * and Z: of the delta rule's inputs where they are one, grouped by key head. */
+enum hub_part { PART_ALL, PART_FIRST_HALF, PART_SECOND_HALF, PART_QKV, PART_Z };
 
 /* A tensor's name on the hub and in GGUF: a row of an architecture's table. A folder may lack it.
  */
@@ -51,6 +53,7 @@ struct hub_tensor {
     uint32_t n_sources;
     uint64_t skip_rows, take_rows; /* of each matrix of the source, the rows that are ours; take
                                     * 0: all */
+    struct row_parts rows;         /* those of the source that are ours; n_parts 0: all */
     enum hub_order order;
     enum hub_change change;
     const float *values; /* a tensor that no file holds, made here */

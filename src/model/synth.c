@@ -38,6 +38,7 @@ static const struct shape shapes[] = {
     {"qwen35-27b",     "qwen35",    5120, 64, 24,  4, 256, 17408, 248320, false, 16, 48,  64, 1e7f, 0, 0, 0},
     {"qwen35-35b-a3b", "qwen35moe", 2048, 40, 16,  2, 256,   512, 248320, false, 16, 32,  64, 1e7f, 256, 8, 512},
     {"qwen3-30b-a3b",  "qwen3moe",  2048, 48, 32,  4, 128,   768, 151936, false,  0,  0, 128, 1e7f, 128, 8, 0},
+    {"qwen3next-80b-a3b", "qwen3next", 2048, 48, 16, 2, 256, 512, 151936, false, 16, 32, 64, 1e7f, 512, 10, 512},
     {"smollm2-135m",   "llama",      576, 30,  9,  3,  64,  1536,  49152, true,   0,  0,  64, 1e5f, 0, 0, 0},
     {"smollm2-360m",   "llama",      960, 32, 15,  5,  64,  2560,  49152, true,   0,  0,  64, 1e5f, 0, 0, 0},
     {"smollm2-1.7b",   "llama",     2048, 24, 32, 32,  64,  8192,  49152, true,   0,  0,  64, 1.3e5f, 0, 0, 0},
@@ -49,6 +50,10 @@ enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
 static bool is_qwen3(const struct shape *s) {
     return strncmp(s->arch, "qwen3", 5) == 0;
+}
+
+static bool is_next(const struct shape *s) {
+    return strcmp(s->arch, "qwen3next") == 0;
 }
 
 /* What is being written; after a failure the other calls do nothing. */
@@ -130,8 +135,12 @@ static void add_delta(struct maker *m, int i) {
     add_vector(m, i, "ssm_conv1d.weight", CONV_WIDTH, channels, NAN);
     add_vector(m, i, "ssm_dt.bias", s->value_heads, 0, 0.5f);
     add_vector(m, i, "ssm_a", s->value_heads, 0, -1);
-    add_matrix(m, i, "ssm_beta", s->hidden, s->value_heads, 0);
-    add_matrix(m, i, "ssm_alpha", s->hidden, s->value_heads, 0);
+    if (is_next(s)) {
+        add_matrix(m, i, "ssm_ba", s->hidden, 2 * s->value_heads, 0);
+    } else {
+        add_matrix(m, i, "ssm_beta", s->hidden, s->value_heads, 0);
+        add_matrix(m, i, "ssm_alpha", s->hidden, s->value_heads, 0);
+    }
     add_vector(m, i, "ssm_norm.weight", DELTA_WIDTH, 0, 1);
     add_matrix(m, i, "ssm_out", inner, s->hidden, 0);
 }
@@ -231,7 +240,7 @@ static void add_delta_keys(struct maker *m) {
     const struct shape *s = m->shape;
     char name[96];
     snprintf(name, sizeof name, "%s.rope.dimension_sections", s->arch);
-    if (!m->status)
+    if (!m->status && !is_next(s))
         m->status = gguf_write_i32s(m->writer, name, (int32_t[]){11, 11, 10, 0}, 4, m->err);
     add_number(m, "full_attention_interval", 4);
     add_number(m, "ssm.conv_kernel", CONV_WIDTH);
@@ -337,7 +346,7 @@ static int find_shape(const char *path, struct maker *m, struct err *err) {
     if (!m->shape || (m->has_draft_block && !m->shape->key_heads))
         return err_set(err, SLUICE_ERR_ARGUMENT,
                        "%s: the model is '%.*s', expected one of%s; "
-                       "those of qwen35 may end in -mtp",
+                       "those of qwen35 and qwen3next may end in -mtp",
                        path, STR_ARG(name), names);
     if (!m->mixture)
         return err_set(err, SLUICE_ERR_ARGUMENT, "%s: the type is '%s', expected one of %s %s",

@@ -57,6 +57,13 @@ uint64_t weights_offset(const struct weights *w, const struct tensor *t) {
     return 0;
 }
 
+uint64_t weights_read_offset(const struct weights *w, const struct tensor *t) {
+    for (uint32_t i = 0; i < w->n_made; i++)
+        if (w->made[i].from == t)
+            return w->made[i].offset;
+    return weights_offset(w, t);
+}
+
 struct made_weight *weights_make(struct weights *w, uint64_t bytes,
                                  void (*fill)(const struct made_weight *, void *)) {
     if (w->n_made == w->capacity) {

@@ -57,6 +57,9 @@ void weights_free(struct weights *w); /* takes NULL */
 /* The offset of a tensor that is used as it is in its file. */
 uint64_t weights_offset(const struct weights *w, const struct tensor *t);
 
+/* Where ops read a tensor: there, or in the tail, where something was made from it. */
+uint64_t weights_read_offset(const struct weights *w, const struct tensor *t);
+
 /* Adds a tensor that `fill` makes to the tail. NULL: out of memory or address range. */
 struct made_weight *weights_make(struct weights *w, uint64_t bytes,
                                  void (*fill)(const struct made_weight *, void *));

@@ -37,8 +37,8 @@ static uint32_t take(struct input *in) {
 }
 
 static struct random_model take_model(struct input *in) {
-    static const char *const archs[] = {"llama",    "qwen2",  "qwen3",
-                                        "qwen3moe", "qwen35", "qwen35moe"};
+    static const char *const archs[] = {"llama",  "qwen2",     "qwen3",    "qwen3moe",
+                                        "qwen35", "qwen35moe", "qwen3next"};
     enum { N_ARCHS = sizeof archs / sizeof *archs };
     uint32_t kind = take(in);
     const struct dtype_info *type = dtype_info(kind / N_ARCHS % DT_COUNT);
@@ -46,7 +46,8 @@ static struct random_model take_model(struct input *in) {
     if (type && type->decode && type->block_values > 1) /* else any of those that are written */
         m.type = (enum dtype)(kind / N_ARCHS % DT_COUNT);
     m.seed = take(in);
-    bool is_hybrid = strncmp(m.arch, "qwen35", 6) == 0;
+    bool is_next = strcmp(m.arch, "qwen3next") == 0;
+    bool is_hybrid = strncmp(m.arch, "qwen35", 6) == 0 || is_next;
     m.layers = 1 + take(in) % 4;
     m.hidden = take(in);
     m.kv_heads = take(in);
@@ -58,7 +59,8 @@ static struct random_model take_model(struct input *in) {
     m.value_heads = m.key_heads * (1 + take(in) % 4);
     m.key_width = take(in);
     m.value_width = take(in);
-    if (strstr(m.arch, "moe")) {
+    m.is_fused = is_next && take(in) % 2;
+    if (strstr(m.arch, "moe") || is_next) {
         m.experts = take(in);
         m.used = take(in);
         m.shared = is_hybrid ? take(in) : 0;

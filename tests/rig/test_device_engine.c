@@ -29,6 +29,8 @@ static const struct {
     {"reference/qwen35-moe-a/model-f32.gguf", true},
     {"reference/qwen3moe-a/model-f32.gguf", true},
     {"reference/qwen3moe-a/model-q8_0.gguf", false},
+    {"reference/qwen3next-a/model-f32.gguf", true},
+    {"reference/qwen3next-a/model-fused.gguf", false},
     {"reference/llama-a/model-f32.gguf", true},
     {"reference/llama-a/model-q8_0.gguf", false},
     {"reference/llama-b/model-f32.gguf", true},
