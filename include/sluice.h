@@ -197,6 +197,11 @@ struct sluice_engine_options {
                                * for the owner alone; safe to delete. NULL: none */
     uint64_t cache_dir_bytes; /* maximum bytes in it */
     uint64_t memory_limit;    /* maximum bytes to allocate; 0: what the machine has free */
+    const char *weights_dir;  /* of the CPU backend: folder on a disk, for weights of a model that
+                               * is larger than memory. They are in a file there without a name,
+                               * and are read again when they are needed. NULL: none */
+    uint64_t weights_bytes;   /* maximum bytes of weights that are in memory all the time, with
+                               * weights_dir; 0: as many as fit */
     /* Called while weights are loaded, with the bytes done so far. May be NULL. */
     void (*progress)(void *user, uint64_t done, uint64_t total);
     void *user;
@@ -248,6 +253,8 @@ struct sluice_memory {
     uint64_t scratch, io;
     uint64_t packed, workspace; /* of the backend: repacked weights, temporary buffers */
     uint64_t driver;            /* of the device's driver, where known; not in total */
+    uint64_t disk; /* weights that are on disk (weights_dir) and need not be in memory; not in total
+                    */
     uint64_t cache; /* of the host, for state that does not fit on the device (cache_bytes), or the
                      * buffer for files of cache_dir; not in total */
     uint64_t total;

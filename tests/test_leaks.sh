@@ -40,6 +40,7 @@ expect 0 run "$gguf" -p ab -n 4 --cache-dir "$tmp/cache" --draft 3
 expect 0 run "$gguf" -p ab -n 4 --cache-dir "$tmp/cache" --prompt-cache "$tmp/prompt"
 expect 0 run "$gguf" -p ab -n 4 --json-schema '{"type": "boolean"}'
 expect 1 run "$gguf" -p ab -n 4 --grammar "$tmp/tokens"
+expect 1 run -p ab -n 4 --backend cpu --weights-dir "$tmp/missing"
 expect 0 detokenize
 expect 0 imatrix -f docs/style.md --window 32 --windows 1 -o "$tmp/imatrix.gguf"
 expect 1 quantize "$gguf" "$tmp/q4.gguf" Q4_0 --imatrix "$tmp/imatrix.gguf"

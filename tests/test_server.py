@@ -431,6 +431,20 @@ def test_next_turn_continues_from_what_was_sampled():
     assert cached >= first["usage"]["total_tokens"] - 2, (cached, first["usage"])
 
 
+def test_weights_on_disk():
+    """The same texts, of a folder in which nothing is seen."""
+    texts = [[{"role": "user", "content": f"A story about {what}"}] for what in ("a fox", "a hen", "a cow", "a cat")]
+    with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
+        tried = subprocess.run([SLUICE, "inspect", SHIPPED, "--backend", "cpu", "--weights-dir", folder], capture_output=True, text=True)
+        if tried.returncode:
+            raise Skip(tried.stderr.strip())
+        with own("--backend", "cpu", "--weights-dir", folder, "--weights-bytes", 0, "-c", 512) as s:
+            for text in texts:
+                found, expected = (one.chat(text, max_tokens=20)["choices"][0]["message"] for one in (s, server()))
+                assert found == expected, (found, expected)
+            assert os.listdir(folder) == []
+
+
 def test_a_next_turn_is_of_the_same_names():
     """What was sampled is of one conversation: another's, with the same texts and other names, must not get it."""
     # It takes tools, or results of tools would be a user's, without a name.

@@ -348,6 +348,94 @@ def test_inspect_says_whether_it_fits():
     assert not fit["fits"] and fit["would_fit"][0].startswith("--cache-bytes "), fit
 
 
+def weights_folder():
+    """An empty folder, and whether it is on a disk: weights cannot be in one that is in memory."""
+    folder = tempfile.mkdtemp(dir=ROOT / "build")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    code, _, err = run("inspect", SHIPPED, "--backend", "cpu", "--weights-dir", folder)
+    assert code == 0 or "is in memory (tmpfs), expected a folder on a disk" in err, err
+    return folder, code == 0
+
+
+def test_weights_on_disk():
+    folder, is_on_disk = weights_folder()
+    story = ("run", SHIPPED, "-p", "Once upon a time", "--temp", 0, "--backend", "cpu")
+    bad(1, "/nonexistent: cannot be used for weights (--weights-dir): No such file", *story, "--weights-dir", "/nonexistent")
+    bad(1, "Not a directory", *story, "--weights-dir", SHIPPED)
+    bad(2, "--weights-dir is '', expected a folder", *story, "--weights-dir", "")
+    bad(2, "--weights-bytes needs --weights-dir DIR", *story, "--weights-bytes", "1M")
+    if not is_on_disk:
+        return
+    plan = json.loads(good("inspect", SHIPPED, "--backend", "cpu", "--json")[0])["memory"]
+    for kept in ("0", "5M"):
+        where = ("--weights-dir", folder, "--weights-bytes", kept)
+        assert good(*story, "-n", 30, *where)[0] == good(*story, "-n", 30)[0], kept
+        found = json.loads(good("inspect", SHIPPED, "--backend", "cpu", "--json", *where)[0])
+        memory, (fit,) = found["memory"], found["fit"]
+        assert memory["packed"] <= (5 << 20 if kept != "0" else 0) and memory["disk"] >= plan["packed"] - memory["packed"], memory
+        assert fit["fits"] and fit["needs"] == memory["total"] < plan["total"] and 0 < fit["disk"] < fit["disk_free"], fit
+        assert memory["total"] == json.loads(good(*story, "-n", 1, "--json", "--draft", 7, *where)[0])["memory_bytes"]
+        line = good("inspect", SHIPPED, "--backend", "cpu", *where)[0].decode().splitlines()[3]
+        assert re.search(r"are free; [\d.]+ MB of weights on disk, [\d.]+ [GT]B are free there$", line), line
+    assert json.loads(good("inspect", SHIPPED, "--backend", "cpu", "--json", "--weights-dir", folder)[0])["memory"] == plan
+    assert os.listdir(folder) == []
+
+
+def test_weights_on_disk_are_gone_with_the_process():
+    folder, is_on_disk = weights_folder()
+    if not is_on_disk:
+        return
+    p = subprocess.Popen([SLUICE, "run", SHIPPED, "-p", "x", "--ignore-eos", "-n", "2000", "--backend", "cpu",
+                          "--weights-dir", folder, "--weights-bytes", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        assert p.stdout.read(1)
+        maps = Path(f"/proc/{p.pid}/maps").read_text()
+        assert re.search(rf" r--s .* {re.escape(folder)}/\S+ \(deleted\)$", maps, re.M), maps
+        assert os.listdir(folder) == []
+    finally:
+        p.kill()
+        p.wait()
+    assert os.listdir(folder) == []
+
+
+def write_sparse_model(path, least_bytes):
+    """A model of at least that size whose weights take no room: a file with a hole."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    sys.dont_write_bytecode = True
+    import synth_gguf as synth
+    layer = 8192 * 28672 * 3 * 18 // 32
+    model = ("llama", 8192, least_bytes // layer + 1, 8, 8, 64, 28672, 4096, True, 0, 0, 64, 1e4)
+    rows, kv = synth.tensors(model, "q4_0"), synth.metadata("large", model, "q4_0")
+    at, infos = 0, b""
+    for name, dims, t, _ in rows:
+        infos += synth.gstr(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, synth.TYPES[t][0], at)
+        at += -(-math.prod(dims) // synth.TYPES[t][1] * synth.TYPES[t][2] // 32) * 32
+    head = struct.pack("<4sIQQ", b"GGUF", 3, len(rows), len(kv)) + b"".join(synth.pack_kv(*x) for x in kv)
+    path.write_bytes(head + infos)
+    os.truncate(path, -(-len(head + infos) // 32) * 32 + at)
+
+
+def test_a_model_larger_than_memory():
+    """What would make it run; and where the disk is too small as well, what that lacks."""
+    folder, is_on_disk = weights_folder()
+    available = int(re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[1]) << 10
+    path = Path(folder) / "large.gguf"
+    small = ("--backend", "cpu", "-c", 256, "--draft", 0)
+    write_sparse_model(path, 2 * available + 2 * shutil.disk_usage(folder).free)
+    (fit,) = json.loads(good("inspect", path, "--json", *small)[0])["fit"]
+    assert not fit["fits"] and fit["would_fit"] == ["--weights-dir DIR"], fit
+    bad(1, "are free; what would fit: --weights-dir DIR", "bench", path, "-p", 4, "-n", 1, *small)
+    if not is_on_disk:
+        return
+    found = json.loads(good("inspect", path, "--json", *small, "--weights-dir", folder)[0])
+    memory, (fit,) = found["memory"], found["fit"]
+    assert not fit["fits"] and fit["would_fit"] == [] and memory["total"] < fit["free"] and fit["disk"] > fit["disk_free"], fit
+    assert memory["packed"] > fit["free"] / 2, memory  # what fits is in memory
+    bad(1, "GB of weights (--weights-dir) do not fit, ", "bench", path, "-p", 4, "-n", 1, *small, "--weights-dir", folder)
+    os.unlink(path)
+    assert os.listdir(folder) == []
+
+
 def test_inspect_says_what_conversations_may_leave():
     plan = json.loads(good("inspect", SHIPPED, "--json", "--kv-bytes", "4M", "--snapshot-bytes", "10M",
                            "--cache-bytes", "64m", "--cache-dir", TMP / "not made")[0])["memory"]

@@ -17,6 +17,9 @@
 #include "built_with.h"
 #include "plan/build.h"
 
+/* Where weights are on disk, this part of memory stays free for their pages and for others. */
+enum { BACKEND_DISK_SHARE = 8 };
+
 struct backend_options {
     int device;  /* of `devices`, where there are several */
     int threads; /* of the CPU backend; 0: one per processor */
@@ -27,6 +30,11 @@ struct backend_options {
     /* This many bytes at the start of WEIGHTS are mapped from files: a backend that packs weights
      * in host memory frees their pages once they are packed. 0: none are. */
     uint64_t mapped;
+    /* A folder for weights that do not fit into memory, NULL: all are in memory. The CPU backend
+     * only; it outlives load. */
+    const char *weights_dir;
+    uint64_t memory;        /* bytes that all of the backend may take; with weights_dir */
+    uint64_t weights_bytes; /* of these, packed weights at most; 0: as many as there is room for */
 };
 
 /* Bytes of memory by use. `other` is the backend's own: packed weights, workspace. */
@@ -34,6 +42,8 @@ struct backend_memory {
     uint64_t weights, state, scratch, io, packed, workspace;
     uint64_t driver;   /* what the device's driver takes for itself, where that is known */
     uint64_t released; /* mapped weights that are released once they are packed; not in `weights` */
+    uint64_t disk;     /* packed weights in a file of weights_dir; not in `packed` */
+    uint64_t paged;    /* mapped weights that need not be in memory; not in `weights` */
     uint64_t imported; /* of `weights`: those that the device reads from the host's mapping */
 };
 

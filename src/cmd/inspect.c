@@ -185,6 +185,7 @@ static json_t *memory_json(const struct sluice_engine *e) {
         {"packed", m.packed},
         {"workspace", m.workspace},
         {"total", m.total},
+        {"disk", m.disk},
         {"pages", e->setup.n_pages},
         {"page_tokens", IO_PAGE_POSITIONS},
         {"page_bytes", e->state.layout.page_bytes},
@@ -209,11 +210,15 @@ static json_t *fit_json(const struct sluice_engine *e, const struct fit *f) {
     json_t *advice = json_array();
     for (uint32_t i = 0; i < f->n_advice; i++)
         json_array_append_new(advice, json_string(f->advice[i]));
-    return json_pack("{s:s, s:i, s:I, s:I, s:o, s:b, s:o}", "backend", e->kind->name, "context",
-                     (int)e->setup.context, "needs", (json_int_t)f->total, "weights",
-                     (json_int_t)f->weights, "free",
-                     f->free == UINT64_MAX ? json_null() : json_integer((json_int_t)f->free),
-                     "fits", f->fits && f->cache_fits, "would_fit", advice);
+    json_t *row = json_pack("{s:s, s:i, s:I, s:I, s:o, s:b, s:o}", "backend", e->kind->name,
+                            "context", (int)e->setup.context, "needs", (json_int_t)f->total,
+                            "weights", (json_int_t)f->weights, "free",
+                            f->free == UINT64_MAX ? json_null() : json_integer((json_int_t)f->free),
+                            "fits", f->fits && f->cache_fits && f->has_room, "would_fit", advice);
+    if (f->disk)
+        json_object_update_new(row, json_pack("{s:I, s:I}", "disk", (json_int_t)f->disk,
+                                              "disk_free", (json_int_t)f->disk_free));
+    return row;
 }
 
 /* Adds a row to the fits of the devices, and, if it is the first, the memory itself. */
@@ -432,12 +437,14 @@ static void print_memory(const json_t *m) {
                              : "weights in the kernels' order, a second copy"},
         {"workspace", "temporary memory of the backend"},
         {"total", ""},
+        {"disk", "weights that are read from the disk when they are needed"},
     };
+    size_t n = sizeof rows / sizeof *rows - !number(m, "disk");
     printf("\nmemory (%s, context %llu, sequences %llu, kv %s)\n",
            json_string_value(json_object_get(m, "backend")),
            (unsigned long long)number(m, "context"), (unsigned long long)number(m, "sequences"),
            json_string_value(json_object_get(m, "kv")));
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+    for (size_t i = 0; i < n; i++)
         printf("  %-10s %20s bytes  %s\n", rows[i][0], human_count(number(m, rows[i][0])),
                rows[i][1]);
     print_cache(m);
@@ -453,9 +460,12 @@ static void print_fit(const json_t *f) {
            (unsigned long long)number(f, "context"));
     if (json_is_integer(free))
         printf(", %s are free", human_bytes(number(f, "free")));
+    if (number(f, "disk"))
+        printf("; %s of weights on disk, %s are free there", human_bytes(number(f, "disk")),
+               human_bytes(number(f, "disk_free")));
     json_array_foreach(advice, i, option)
         printf("%s%s", i ? ", " : "; what would fit: ", json_string_value(option));
-    if (!fits && json_array_size(advice) == 0)
+    if (!fits && json_array_size(advice) == 0 && number(f, "disk") <= number(f, "disk_free"))
         fputs(number(f, "weights") > number(f, "free") ? "; the weights alone do not fit"
                                                        : "; no -c or --kv would fit",
               stdout);
@@ -531,7 +541,7 @@ int cmd_inspect(int argc, char **argv) {
     int exit = opts_parse(&usage, argc, argv, NULL);
     bool is_asked = c.context != none.context || c.batch != INT_MIN || strcmp(c.kv, none.kv) != 0 ||
                     c.exact || strcmp(c.backend, none.backend) != 0 || c.device || has_cache(&c) ||
-                    c.draft != none.draft || c.mtp != none.mtp;
+                    c.draft != none.draft || c.mtp != none.mtp || c.weights_dir;
     c.batch = c.batch != INT_MIN ? c.batch : 1;
     if (exit == OPTS_GO_ON)
         exit = common_check(&c, "inspect");

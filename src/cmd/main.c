@@ -32,7 +32,8 @@ static void print_help(FILE *to) {
         "with Sluice; most verbs take another as MODEL or -m MODEL.\n\n"
         "Weights are in memory once: for the CPU they are put into the order of its kernels\n"
         "while the file is read, and the file's pages are released (with SLUICE_NO_MMAP they\n"
-        "stay). `sluice inspect MODEL` says what a model takes, and loads nothing.\n\n"
+        "stay). `sluice inspect MODEL` says what a model takes, and loads nothing. One that is\n"
+        "larger than memory runs with --weights-dir DIR.\n\n"
         "Exit status: 0 success, 1 error, 2 wrong command line, 130 interrupted by Ctrl-C.\n");
 }
 

@@ -44,6 +44,7 @@ struct common common_default(void) {
         .snapshot_bytes = UINT64_MAX,
         .cache_bytes = UINT64_MAX,
         .cache_dir_bytes = UINT64_MAX,
+        .weights_bytes = UINT64_MAX,
     };
 }
 
@@ -60,6 +61,8 @@ int common_opts(struct opt *table, int n, struct common *c, unsigned groups) {
         {WITH_CONTEXT, {"--context", 'c', OPT_INT, &c->context, "N", "context length in tokens; 0: the model's; default: the model's, at most 8192"}},
         {WITH_CPU, {"--kv", 0, OPT_STRING, &c->kv, "TYPE", "type of the KV cache: f32, f16 (default), q8_0, q4_0"}},
         {WITH_CPU, {"--exact", 0, OPT_FLAG, &c->exact, NULL, "f32 activations and f32 KV cache"}},
+        {WITH_CPU, {"--weights-dir", 0, OPT_STRING, &c->weights_dir, "DIR", "folder on a disk for the weights of a model that is larger than memory (CPU)"}},
+        {WITH_CPU, {"--weights-bytes", 0, OPT_SIZE, &c->weights_bytes, "SIZE", "with it: how much of the weights stays in memory; default: as much as fits"}},
         {WITH_DRAFT, {"--draft", 0, OPT_INT, &c->draft, "N", "guess up to N tokens ahead and verify them in one step; 0: off; default: 7, bench and explain: 0"}},
         {WITH_DRAFT, {"--mtp", 0, OPT_INT, &c->mtp, "N", "of these, up to N by the model's own block for multi-token prediction; 0: off; default: 3 where it has one, bench and explain: 0"}},
         {WITH_CACHE, {"--kv-bytes", 0, OPT_SIZE, &c->kv_bytes, "SIZE", "size of the KV cache; default: enough for all sequences in full, in serve what fits"}},
@@ -172,12 +175,16 @@ static int check_ranges(const struct common *c, const char *verb) {
     return OPTS_GO_ON;
 }
 
-/* Checks the options of the KV cache and of --cache-dir. */
+/* Checks the options of the KV cache and of folders. */
 static int check_cache(const struct common *c, const char *verb) {
     if (c->cache_dir && !c->cache_dir[0])
         return complain(EXIT_USAGE, "%s: --cache-dir is '', expected a folder", verb);
     if (!c->cache_dir && c->cache_dir_bytes != UINT64_MAX)
         return complain(EXIT_USAGE, "%s: --cache-dir-bytes needs --cache-dir DIR", verb);
+    if (c->weights_dir && !c->weights_dir[0])
+        return complain(EXIT_USAGE, "%s: --weights-dir is '', expected a folder", verb);
+    if (!c->weights_dir && c->weights_bytes != UINT64_MAX)
+        return complain(EXIT_USAGE, "%s: --weights-bytes needs --weights-dir DIR", verb);
     if (c->exact && strcmp(c->kv, "f16") != 0 && strcmp(c->kv, "f32") != 0)
         return complain(EXIT_USAGE, "%s: --exact and --kv %s are both given, expected one of them",
                         verb, c->kv);
@@ -244,6 +251,8 @@ struct sluice_engine_options common_engine(const struct common *c) {
     o.sequences = o.batch = (uint32_t)c->batch;
     o.drafts = (uint32_t)c->draft;
     o.block_drafts = min_u32(c->mtp == MTP_NOT_GIVEN ? USUAL_MTP : (uint32_t)c->mtp, o.drafts);
+    o.weights_dir = c->weights_dir;
+    o.weights_bytes = c->weights_bytes == UINT64_MAX ? 0 : c->weights_bytes ? c->weights_bytes : 1;
     fill_cache(c, &o);
     return o;
 }
@@ -445,6 +454,9 @@ int common_open_engine_shrunk(sluice_model *model, const struct sluice_engine_op
         warn_of_context(*engine);
         if ((*engine)->kind->uses_host_weights)
             warn_of_threads(o.threads);
+        else if (o.weights_dir)
+            warn("--weights-dir has no effect on %s: it is for the CPU (--backend cpu)",
+                 (*engine)->kind->name);
         if (shrink)
             tell_shrunk(*engine, options);
         return 0;
@@ -532,6 +544,9 @@ void common_announce(const struct common *c, const sluice_model *model,
         c->exact ? ", exact" : "", choice.sequences, choice.sequences == 1 ? "" : "s",
         choice.kv_type, human_bytes(memory.total), human_bytes(memory.weights + memory.packed),
         human_bytes(memory.state), human_bytes(memory.scratch + memory.io + memory.workspace));
+    if (memory.disk)
+        say(SAY_ALL, "%s of weights are on disk, read when they are needed",
+            human_bytes(memory.disk));
 }
 
 int common_burst(sluice_engine *engine, uint32_t n, uint32_t *steps) {

@@ -21,6 +21,9 @@ struct common {
     /* Caches of conversations. UINT64_MAX: not given. */
     const char *cache_dir;
     uint64_t kv_bytes, snapshot_bytes, cache_bytes, cache_dir_bytes;
+    /* Weights on disk; as above. */
+    const char *weights_dir;
+    uint64_t weights_bytes;
     /* NaN and -1: not given. */
     float temperature, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
     int top_k;
@@ -38,7 +41,7 @@ struct common common_default(void);
 enum { USUAL_DRAFT = 7, MTP_NOT_GIVEN = INT_MIN, USUAL_MTP = 3, MAX_MTP = 8 };
 
 enum option_group {
-    WITH_CPU = 1,       /* -m -t --kv --exact */
+    WITH_CPU = 1,       /* -m -t --kv --exact --weights-dir --weights-bytes */
     WITH_DEVICE = 64,   /* --backend --device */
     WITH_CONTEXT = 128, /* -c */
     WITH_ENGINE = WITH_CPU | WITH_DEVICE | WITH_CONTEXT,

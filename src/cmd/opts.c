@@ -94,7 +94,7 @@ static const struct {
     {"-b --batch-size -ub --ubatch-size", "the batch size is chosen automatically; leave it out"},
     {"-tb --threads-batch", "use -t N, for prompts and answers alike"},
     {"-C --cpu-mask -Cr --cpu-range --numa", "use taskset or numactl"},
-    {"--no-mmap --mmap", "files are mapped; SLUICE_NO_MMAP=1 in the environment reads them instead"},
+    {"--no-mmap --mmap", "files are mapped (SLUICE_NO_MMAP=1 in the environment reads them instead); for a model larger than memory there is --weights-dir"},
     {"--mlock", "memory is not locked; leave it out, and turn swap off if weights must stay"},
     {"--no-warmup --warmup --check-tensors --perf --no-perf --no-op-offload --no-repack --swa-full --defrag-thold -dt --cache-reuse --simple-io -kvu --kv-unified --no-kv-unified --direct-io -dio --no-host", "there is no need for it here; leave it out"},
     {"-hf -hfr --hf-repo -hff --hf-file -hft --hf-token -mu --model-url -dr --docker-repo --offline", "models are not downloaded; give a GGUF file or a folder with -m"},

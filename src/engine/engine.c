@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/size.h"
 
 enum {
@@ -296,11 +297,16 @@ static int open_backend(struct sluice_engine *e, const struct sluice_engine_opti
                        backend_names(backend_meant(name), names, sizeof names));
     }
     const struct weights *w = e->model->model->weights;
+    bool on_disk = o->weights_dir && e->kind->uses_host_weights;
+    uint64_t memory = !on_disk ? 0 : o->memory_limit ? o->memory_limit : memory_available();
     const struct backend_options options = {.device = o->device,
                                             .threads = o->threads,
                                             .exact = o->exact,
                                             .cancel = &e->cancel,
-                                            .mapped = weights_mapped(w)};
+                                            .mapped = weights_mapped(w),
+                                            .weights_dir = on_disk ? o->weights_dir : NULL,
+                                            .memory = memory - min_u64(memory, o->cache_bytes),
+                                            .weights_bytes = o->weights_bytes};
     e->device = o->device;
     return e->kind->open(&e->backend, &options, err);
 }
@@ -318,7 +324,7 @@ static bool is_narrow_enough(const struct sluice_engine *e, uint64_t limit) {
 static int predict(struct sluice_engine *e, struct err *err) {
     int status = e->kind->predict(e->backend, e->plans, engine_n_plans(e), &e->predicted, err);
     if (e->kind->uses_host_weights) /* plans only know where the last weight ends */
-        e->predicted.weights = e->model->weight_bytes - e->predicted.released;
+        e->predicted.weights = e->model->weight_bytes - e->predicted.released - e->predicted.paged;
     return status;
 }
 
@@ -449,6 +455,7 @@ struct sluice_memory engine_memory_of(const struct sluice_engine *e,
         .packed = m->packed,
         .workspace = m->workspace,
         .driver = m->driver,
+        .disk = m->disk + m->paged,
         .cache = e->setup.host_bytes,
         .total = total,
     };

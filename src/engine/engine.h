@@ -170,13 +170,15 @@ void tiers_close(struct sluice_engine *e);
 /* Bytes that the engine may take on its device: what is free, or what the options allow. */
 int fit_limit(const struct sluice_engine *e, const struct sluice_engine_options *options,
               uint64_t *bytes, struct err *err);
-enum { FIT_ADVICE = 5 };
+enum { FIT_ADVICE = 6 };
 struct fit {
     uint64_t total;              /* what the engine takes on its device ... */
     uint64_t weights;            /* ... and of it for weights */
     uint64_t free;               /* of fit_limit; UINT64_MAX: unknown */
     uint64_t cache_free;         /* of host memory, for --cache-bytes */
-    bool fits, cache_fits;       /* both: it can be loaded */
+    uint64_t disk, disk_free;    /* of weights_dir: what goes there, and what is free */
+    bool fits, cache_fits;       /* all three: it can be loaded */
+    bool has_room;               /* on that disk */
     char advice[FIT_ADVICE][40]; /* options of which each would make it fit by itself, "-c 4096" */
     uint32_t n_advice;
 };

@@ -2,11 +2,15 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "base/filemap.h"
 #include "base/memory.h"
 #include "engine/engine.h"
 
 static bool fits(const struct sluice_engine *e, uint64_t limit) {
-    return engine_memory_of(e, &e->predicted).total <= limit;
+    struct sluice_memory m = engine_memory_of(e, &e->predicted);
+    /* Of packed weights there are then as many as there was room for a moment ago. */
+    uint64_t rest = m.disk ? m.total - m.packed + limit / BACKEND_DISK_SHARE : 0;
+    return m.total <= limit && rest <= limit;
 }
 
 static bool would_fit(const struct sluice_engine *e, const struct sluice_engine_options *o,
@@ -56,6 +60,10 @@ static void find_advice(struct fit *f, const struct sluice_engine *e,
     if (e->setup.block_drafts > 0 && would_fit(e, &o, f->free))
         add_advice(f, "--mtp 0");
     o = *options;
+    o.weights_dir = "DIR";
+    if (!options->weights_dir && e->kind->uses_host_weights && would_fit(e, &o, f->free))
+        add_advice(f, "--weights-dir DIR");
+    o = *options;
     o.batch = o.sequences = 1;
     if (options->batch > 1 && would_fit(e, &o, f->free))
         add_advice(f, "--batch 1");
@@ -84,6 +92,12 @@ int fit_find(struct fit *f, const struct sluice_engine *e, const struct sluice_e
     uint64_t beside = f->free > f->total ? f->free - f->total : 0;
     f->cache_free = e->kind->available ? memory_available() : beside;
     f->fits = fits(e, f->free);
+    if (o->weights_dir && e->kind->uses_host_weights) {
+        f->disk = e->predicted.disk;
+        if ((status = filemap_room(o->weights_dir, &f->disk_free, err)))
+            return status;
+    }
+    f->has_room = f->disk <= f->disk_free;
     f->cache_fits = e->setup.host_bytes <= f->cache_free;
     if (!f->fits)
         find_advice(f, e, o);
@@ -143,8 +157,10 @@ int fit_check(const struct sluice_engine *e, const struct sluice_engine_options 
               struct err *err) {
     struct fit f;
     int status = fit_find(&f, e, o, err);
-    if (status || (f.fits && f.cache_fits))
+    if (status || (f.fits && f.cache_fits && f.has_room))
         return status;
+    if (!f.has_room)
+        return filemap_no_room(o->weights_dir, f.disk, f.disk_free, err);
     if (f.fits)
         return err_set(err, SLUICE_ERR_MEMORY,
                        "the cache in host memory (--cache-bytes) needs %.3f GB, expected at most "

@@ -31,6 +31,9 @@ static int cpu_open(struct backend **out, const struct backend_options *options,
     b->threads = options->threads > 0 ? options->threads : cpu_count();
     b->exact = options->exact;
     b->mapped = options->mapped;
+    b->weights_dir = options->weights_dir;
+    b->memory = options->memory;
+    b->weights_bytes = options->weights_bytes ? options->weights_bytes : UINT64_MAX;
     b->cancel = options->cancel ? options->cancel : &never;
     b->features = cpu_features();
     b->attend = attend_find(b->features);
@@ -55,6 +58,7 @@ static void cpu_close(struct backend *b) {
     for (int r = REGION_STATE; r < REGION_COUNT; r++)
         unmap(b->region[r], b->bytes[r]);
     unmap(b->packed_block, b->packed_bytes);
+    filemap_close(&b->disk);
     unmap(b->work_block, b->work_bytes);
     for (uint32_t i = 0; i < b->n_recordings; i++)
         free(b->recordings[i].ops);
@@ -62,139 +66,6 @@ static void cpu_close(struct backend *b) {
     free(b->packed);
     free(b->scratch);
     free(b);
-}
-
-/* ---- weights ------------------------------------------------------------------------------ */
-
-/* The weights of an op that go through a kernel, by their place in cpu_op.weights. */
-static uint32_t kernel_weights(const struct op *op, const struct operand *out[MAX_WEIGHTS],
-                               bool is_f32[MAX_WEIGHTS]) {
-    uint32_t n = 0;
-    memset(is_f32, 0, MAX_WEIGHTS * sizeof *is_f32);
-    if (op->kind == OP_PROJECT)
-        for (; n < op->project.n_segments; n++) {
-            out[n] = &op->project.segments[n].weight;
-            is_f32[n] = op->project.segments[n].f32_act;
-        }
-    if (op->kind == OP_EXPERTS_IN) {
-        const struct op_experts_in *e = &op->experts_in;
-        out[n++] = &e->gate;
-        out[n++] = &e->up;
-        out[n++] = &e->shared_gate;
-        out[n++] = &e->shared_up;
-    }
-    if (op->kind == OP_EXPERTS_OUT) {
-        out[n++] = &op->experts_out.down;
-        out[n++] = &op->experts_out.shared_down;
-    }
-    return n;
-}
-
-static const struct kernel *kernel_for(const struct backend *b, const struct operand *o,
-                                       bool is_f32) {
-    return kernel_find((enum dtype)o->type, b->exact || is_f32 || o->dims[0] % 32 != 0,
-                       b->features);
-}
-
-static const struct cpu_packed *find_packed(const struct backend *b, const struct operand *o,
-                                            const struct kernel *kernel) {
-    for (uint32_t i = 0; i < b->n_packed; i++)
-        if (b->packed[i].offset == o->offset && b->packed[i].kernel == kernel)
-            return &b->packed[i];
-    return NULL;
-}
-
-/* A multiple of every machine's page. */
-enum { WEIGHTS_GRAIN = 64 << 10 };
-
-/* From the first value of a weight to the last. */
-static uint64_t span_of(const struct operand *o) {
-    return ((uint64_t)o->plane * (o->dims[2] - 1) + o->dims[1]) * operand_row_bytes(o);
-}
-
-static bool is_mapped(const struct backend *b, const struct operand *o) {
-    return o->offset + span_of(o) <= b->mapped;
-}
-
-/* A weight may be packed for two kernels; it is released once. */
-static void count_released(struct backend *b, const struct operand *o) {
-    for (uint32_t i = 0; i < b->n_packed; i++)
-        if (b->packed[i].offset == o->offset)
-            return;
-    if (is_mapped(b, o))
-        b->released += (uint64_t)o->dims[1] * o->dims[2] * operand_row_bytes(o);
-}
-
-/* Only EMBED (a few rows) and engines that are opened later read the file's bytes again: they are
- * read from the file then. A fault maps neighbouring pages too, even if they were released: so
- * these are released as well, as far as the file's pages reach. */
-static void release_weight(struct backend *b, const struct operand *o) {
-    const uint64_t page = WEIGHTS_GRAIN, around = 32 * page;
-    uint64_t begin = o->offset > around ? (o->offset - around) / page * page : 0;
-    uint64_t end = (o->offset + span_of(o) + around) / page * page;
-    end = end < b->mapped ? end : b->mapped / page * page;
-    if (is_mapped(b, o) && begin < end)
-        madvise(b->region[REGION_WEIGHTS] + begin, end - begin, MADV_DONTNEED);
-}
-
-static void list_op(struct backend *b, const struct op *op) {
-    const struct operand *weights[MAX_WEIGHTS];
-    bool is_f32[MAX_WEIGHTS];
-    uint32_t n = kernel_weights(op, weights, is_f32);
-    for (uint32_t k = 0; k < n; k++) {
-        const struct operand *o = weights[k];
-        const struct kernel *kernel = o->n_dims ? kernel_for(b, o, is_f32[k]) : NULL;
-        if (!kernel || !kernel->pack || find_packed(b, o, kernel))
-            continue;
-        uint64_t plane;
-        count_released(b, o);
-        CHECK(size_align(kernel->packed_bytes(o->dims[0], o->dims[1]), 64, &plane));
-        b->packed[b->n_packed++] = (struct cpu_packed){.offset = o->offset,
-                                                       .kernel = kernel,
-                                                       .at = b->packed_bytes,
-                                                       .plane_bytes = plane,
-                                                       .bytes = plane * o->dims[2],
-                                                       .operand = o};
-        b->packed_bytes += plane * o->dims[2];
-    }
-}
-
-/* Lists what will be packed. The trunk's plans share all weights; those of a draft block have some
- * of their own. */
-static int list_packed(struct backend *b, struct plan *const *plans, uint32_t n_plans,
-                       struct err *err) {
-    uint64_t n_ops = 0;
-    for (uint32_t i = 0; i < n_plans; i++)
-        n_ops += plans[i]->n_ops;
-    b->packed = calloc(n_ops * MAX_WEIGHTS + 1, sizeof *b->packed);
-    if (!b->packed)
-        return err_memory(err, "the list of packed weights");
-    for (uint32_t p = 0; p < n_plans; p++)
-        for (uint32_t i = 0; i < plans[p]->n_ops; i++)
-            list_op(b, &plans[p]->ops[i]);
-    return SLUICE_OK;
-}
-
-struct pack_job {
-    struct backend *b;
-    const struct cpu_packed *p;
-};
-
-/* Rows packed at once, so that threads can share one big matrix; a multiple of every tile. */
-enum { CHUNK_ROWS = 256 };
-static void pack_chunks(void *context, uint64_t begin, uint64_t end) {
-    struct pack_job *job = context;
-    const struct operand *o = job->p->operand;
-    uint64_t row = operand_row_bytes(o), chunks = (o->dims[1] + CHUNK_ROWS - 1) / CHUNK_ROWS;
-    for (uint64_t i = begin; i < end; i++) {
-        uint64_t plane = i / chunks, first = i % chunks * CHUNK_ROWS;
-        uint64_t n = o->dims[1] - first < CHUNK_ROWS ? o->dims[1] - first : CHUNK_ROWS;
-        const uint8_t *from =
-            job->b->region[REGION_WEIGHTS] + o->offset + (plane * o->plane + first) * row;
-        uint8_t *to = job->b->packed_block + job->p->at + plane * job->p->plane_bytes +
-                      job->p->kernel->packed_bytes(o->dims[0], (uint32_t)first);
-        job->p->kernel->pack(from, o->dims[0], (uint32_t)n, to);
-    }
 }
 
 /* ---- workspace ---------------------------------------------------------------------------- */
@@ -335,20 +206,18 @@ static void region_needs(struct plan *const *plans, uint32_t n_plans,
             grow(&bytes[r], plans[p]->bytes[r]);
 }
 
-static int cpu_predict(struct backend *b, struct plan *const *plans, uint32_t n_plans,
+/* Lists what is packed, and counts everything. */
+static int plan_memory(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                        struct backend_memory *out, struct err *err) {
-    struct backend probe = {
-        .threads = b->threads, .exact = b->exact, .features = b->features, .mapped = b->mapped};
     struct needs needs = needs_of(plans, n_plans, b->threads);
     struct cutter count = {0};
     uint64_t bytes[REGION_COUNT];
     int status = check_plans(plans, n_plans, err);
     if (!status)
-        status = list_packed(&probe, plans, n_plans, err);
-    free(probe.packed);
+        status = packed_list(b, plans, n_plans, err);
     if (status)
         return status;
-    cut_workspace(&probe, &count, &needs, NULL);
+    cut_workspace(b, &count, &needs, NULL);
     cut(&count, needs.taps, sizeof(float));
     if (count.used == UINT64_MAX)
         return err_memory(err, "more than 2^64 bytes of workspace");
@@ -357,10 +226,23 @@ static int cpu_predict(struct backend *b, struct plan *const *plans, uint32_t n_
                                    .state = bytes[REGION_STATE],
                                    .scratch = bytes[REGION_SCRATCH],
                                    .io = bytes[REGION_IO],
-                                   .packed = probe.packed_bytes,
-                                   .workspace = count.used,
-                                   .released = probe.released};
+                                   .workspace = count.used};
+    packed_place(b, out);
     return SLUICE_OK;
+}
+
+static int cpu_predict(struct backend *b, struct plan *const *plans, uint32_t n_plans,
+                       struct backend_memory *out, struct err *err) {
+    struct backend probe = {.threads = b->threads,
+                            .exact = b->exact,
+                            .features = b->features,
+                            .mapped = b->mapped,
+                            .weights_dir = b->weights_dir,
+                            .memory = b->memory,
+                            .weights_bytes = b->weights_bytes};
+    int status = plan_memory(&probe, plans, n_plans, out, err);
+    free(probe.packed);
+    return status;
 }
 
 /* ---- loading ------------------------------------------------------------------------------ */
@@ -387,7 +269,6 @@ static int make_blocks(struct backend *b, const struct backend_memory *m, struct
     b->bytes[REGION_SCRATCH] = m->scratch;
     b->bytes[REGION_IO] = m->io;
     b->work_bytes = m->workspace;
-    b->packed_bytes = m->packed;
     int status;
     if ((status = map_block(b, &b->region[REGION_STATE], m->state, "state", err)) ||
         (status = map_block(b, &b->region[REGION_SCRATCH], m->scratch, "scratch", err)) ||
@@ -402,27 +283,6 @@ static int make_blocks(struct backend *b, const struct backend_memory *m, struct
     ask_huge(b->region[REGION_SCRATCH], m->scratch);
     b->scratch = calloc((size_t)b->threads, sizeof *b->scratch);
     return b->scratch ? SLUICE_OK : err_memory(err, "the threads' scratch memory");
-}
-
-static void record_weights(struct backend *b, struct cpu_op *c) {
-    const struct operand *weights[MAX_WEIGHTS];
-    bool is_f32[MAX_WEIGHTS];
-    uint32_t n = kernel_weights(c->op, weights, is_f32);
-    c->act_group = op_act_group(c->op);
-    for (uint32_t k = 0; k < n; k++) {
-        const struct operand *o = weights[k];
-        if (!o->n_dims)
-            continue;
-        const struct kernel *kernel = kernel_for(b, o, is_f32[k]);
-        const struct cpu_packed *p = find_packed(b, o, kernel);
-        c->weights[k] = (struct cpu_weight){
-            .kernel = kernel,
-            .data = p ? b->packed_block + p->at : b->region[REGION_WEIGHTS] + o->offset,
-            .plane_bytes = p ? p->plane_bytes : (uint64_t)o->plane * operand_row_bytes(o),
-        };
-        c->needs_int8 |= !kernel->is_f32;
-        c->needs_f32 |= kernel->is_f32;
-    }
 }
 
 /* The convolution's weights by tap, so that channels are side by side. */
@@ -460,7 +320,7 @@ static int record(struct backend *b, uint32_t number, const struct plan *plan, f
     for (uint32_t i = 0; i < plan->n_ops; i++) {
         struct cpu_op *c = &r->ops[i];
         c->op = &plan->ops[i];
-        record_weights(b, c);
+        packed_find(b, c);
         c->is_ranked = is_ranked(plan, i);
         CHECK(!ranks(plan, i) || RANK_BLOCK % c->weights[0].kernel->tile_rows == 0);
         if (c->op->kind != OP_DELTA)
@@ -480,7 +340,7 @@ static int cpu_load(struct backend *b, struct backend_weights weights, struct pl
     struct backend_memory m;
     struct needs needs = needs_of(plans, n_plans, b->threads);
     b->mapped = weights.mapped;
-    int status = cpu_predict(b, plans, n_plans, &m, err);
+    int status = plan_memory(b, plans, n_plans, &m, err);
     if (!status)
         status = make_blocks(b, &m, err);
     if (status)
@@ -490,17 +350,8 @@ static int cpu_load(struct backend *b, struct backend_weights weights, struct pl
     struct cutter cutter = {.block = b->work_block};
     cut_workspace(b, &cutter, &needs, b->scratch);
     float *taps = cut(&cutter, needs.taps, sizeof(float));
-    b->packed_bytes = 0; /* counted again while listing */
-    if ((status = list_packed(b, plans, n_plans, err)))
+    if ((status = packed_make(b, progress, user, err)))
         return status;
-    for (uint32_t i = 0; i < b->n_packed; i++) {
-        const struct operand *o = b->packed[i].operand;
-        uint64_t chunks = ((uint64_t)o->dims[1] + CHUNK_ROWS - 1) / CHUNK_ROWS * o->dims[2];
-        pool_for(b->pool, chunks, 1, pack_chunks, &(struct pack_job){b, &b->packed[i]});
-        release_weight(b, o);
-        if (progress)
-            progress(user, b->packed[i].at + b->packed[i].bytes, b->packed_bytes);
-    }
     b->recordings = calloc(n_plans, sizeof *b->recordings);
     if (!b->recordings)
         return err_memory(err, "the recordings");
@@ -688,8 +539,10 @@ static int cpu_copy_state(struct backend *b, const struct backend_copy *list, ui
 }
 
 static void cpu_memory(const struct backend *b, struct backend_memory *out) {
-    *out = (struct backend_memory){.weights = b->bytes[REGION_WEIGHTS] - b->released,
+    *out = (struct backend_memory){.weights = b->bytes[REGION_WEIGHTS] - b->released - b->paged,
                                    .released = b->released,
+                                   .paged = b->paged,
+                                   .disk = b->disk_bytes,
                                    .state = b->bytes[REGION_STATE],
                                    .scratch = b->bytes[REGION_SCRATCH],
                                    .io = b->bytes[REGION_IO],

@@ -13,6 +13,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/kernels.h"
+#include "base/filemap.h"
 #include "base/pool.h"
 #include "plan/io.h"
 
@@ -21,6 +22,7 @@ struct cpu_weight {
     const struct kernel *kernel;
     const uint8_t *data;  /* packed, or as in the file */
     uint64_t plane_bytes; /* from one matrix to the next, for experts */
+    bool is_on_disk;
 };
 
 enum { MAX_WEIGHTS = 6 };
@@ -44,7 +46,8 @@ struct cpu_recording {
 struct cpu_packed {
     uint64_t offset; /* in WEIGHTS */
     const struct kernel *kernel;
-    uint64_t at, bytes, plane_bytes; /* in the packed block */
+    uint64_t at, bytes, plane_bytes; /* in the packed block, or in the file on disk */
+    bool is_on_disk;
     const struct operand *operand;
 };
 
@@ -72,6 +75,11 @@ struct backend {
     uint32_t n_packed;
     uint8_t *packed_block, *work_block;
     uint64_t packed_bytes, work_bytes;
+    /* Weights on disk: packed ones, and of `mapped` those that need not be in memory. */
+    const char *weights_dir;        /* NULL: all weights are in memory */
+    uint64_t memory, weights_bytes; /* for all; for packed weights at most */
+    struct filemap disk;
+    uint64_t disk_bytes, stacks_at, paged; /* matrices are first in the file, then stacks */
     /* Shared scratch memory: the rows an op multiplies, prepared. */
     float *rows;              /* (R or R * U, K) */
     struct act_group *groups; /* the same as int8 */
@@ -166,6 +174,22 @@ static inline void observe(struct cpu_step *s, uint32_t number, const struct ope
     if (o && number % (uint32_t)s->threads == (uint32_t)s->thread)
         o->rows(o->user, weight, matrix, x, n);
 }
+
+/* ---- packed.c ----------------------------------------------------------------------------- */
+
+/* Lists what the plans need packed. */
+int packed_list(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err);
+/* Decides what of it is on disk; *m, all else that load would take, gets the sums. */
+void packed_place(struct backend *b, struct backend_memory *m);
+/* Packs it, into b->packed_block and a file that it makes. */
+int packed_make(struct backend *b, void (*progress)(void *user, uint64_t done, uint64_t total),
+                void *user, struct err *err);
+/* Fills in the op's weights. */
+void packed_find(const struct backend *b, struct cpu_op *c);
+/* Starts to read one matrix of a stack, if that is on disk. */
+void packed_will_need(const struct cpu_weight *w, uint32_t matrix);
+
+/* ---- shared by the ops, defined in one of them --------------------------------------------- */
 
 /* y = rms norm of x, times w. */
 void cpu_norm(float *y, const float *x, const float *w, float eps, uint32_t n);

@@ -88,6 +88,13 @@ static void sort_pairs(struct cpu_step *s, const struct operand *choice, struct 
     p->starts[p->experts + 1] = has_shared ? n : n - s->io->n_rows;
 }
 
+/* Starts to read the chosen experts' matrices, where they are on disk. */
+static void read_chosen(const struct cpu_weight *w, const struct pairs *p) {
+    for (uint32_t x = 0; w->is_on_disk && x < p->experts; x++)
+        if (p->starts[x + 1] > p->starts[x])
+            packed_will_need(w, x);
+}
+
 /* ---- EXPERTS_IN --------------------------------------------------------------------------- */
 
 static const uint8_t *matrix_of(const struct cpu_weight *w, uint32_t expert) {
@@ -127,8 +134,11 @@ void cpu_experts_in(struct cpu_step *s) {
     const struct op_experts_in *e = &s->op->op->experts_in;
     uint32_t width = e->in.dims[0];
     struct pairs p = pairs_of(s, &e->choice, e->gate.dims[2]);
-    if (s->thread == 0)
+    if (s->thread == 0) {
         sort_pairs(s, &e->choice, &p, e->shared_gate.n_dims != 0);
+        read_chosen(&s->op->weights[0], &p);
+        read_chosen(&s->op->weights[1], &p);
+    }
     barrier(s);
     struct share share = share_of(s, p.starts[p.experts + 1], 1);
     for (uint32_t i = share.begin; i < share.end; i++) {
@@ -207,8 +217,10 @@ void cpu_experts_out(struct cpu_step *s) {
     const struct op_experts_out *e = &s->op->op->experts_out;
     uint32_t width = e->x.dims[0];
     struct pairs p = pairs_of(s, &e->choice, e->down.dims[2]);
-    if (s->thread == 0)
+    if (s->thread == 0) {
         sort_pairs(s, &e->choice, &p, e->shared_down.n_dims != 0);
+        read_chosen(&s->op->weights[0], &p);
+    }
     barrier(s);
     struct share share = share_of(s, p.starts[p.experts + 1], 1);
     for (uint32_t i = share.begin; i < share.end; i++)

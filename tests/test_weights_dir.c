@@ -1,0 +1,263 @@
+/* test_weights_dir.c - weights on disk: the same bits as in memory, a file that leaves nothing, and
+ * what is said where it cannot be. */
+#include <dirent.h>
+#include <errno.h>
+#include <linux/magic.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "base/filemap.h"
+#include "engine/engine.h"
+#include "random_model.h"
+#include "sluice.h"
+#include "test.h"
+
+/* A folder for weights; NULL, and the test is skipped, where tests have none on a disk. */
+static const char *folder_on_disk(void) {
+    const char *folder = test_temporary("weights");
+    uint64_t room;
+    struct err err;
+    EXPECT(mkdir(folder, 0700) == 0 || errno == EEXIST);
+    if (filemap_room(folder, &room, &err) == SLUICE_OK)
+        return folder;
+    EXPECT(strstr(err.text, "is in memory") != NULL);
+    test_skip("%s", err.text);
+    return NULL;
+}
+
+static int names_in(const char *folder) {
+    DIR *dir = opendir(folder);
+    int n = 0;
+    while (dir && readdir(dir))
+        n++;
+    if (dir)
+        closedir(dir);
+    return n - 2; /* . and .. */
+}
+
+/* ---- the same bits ------------------------------------------------------------------------ */
+
+enum { PROMPT = 40, STEPS = 6 };
+
+/* Logits of a prompt and of greedy steps after it: (STEPS, n_logits). */
+static float *logits_of(sluice_model *model, const struct sluice_engine_options *o,
+                        struct sluice_memory *memory) {
+    struct sluice_facts facts;
+    sluice_engine *engine = NULL;
+    sluice_seq *seq = NULL;
+    int32_t tokens[PROMPT];
+    sluice_model_facts(model, &facts);
+    float *out = calloc(STEPS * (size_t)facts.n_logits, sizeof *out);
+    for (int i = 0; i < PROMPT; i++)
+        tokens[i] = (int32_t)((uint32_t)i * 2654435761u % (uint32_t)facts.n_tokens);
+    if (sluice_engine_open(&engine, model, o))
+        test_fail(__FILE__, __LINE__, "%s", sluice_engine_error(engine));
+    else if (sluice_seq_open(&seq, engine) || sluice_seq_want(seq, SLUICE_WANT_LOGITS))
+        test_fail(__FILE__, __LINE__, "%s", sluice_engine_error(engine));
+    if (o->weights_dir)
+        EXPECT_INT(names_in(o->weights_dir), 0); /* while it runs, too */
+    for (int step = 0; seq && step < STEPS; step++) {
+        const float *row = NULL;
+        uint32_t rows = 1;
+        EXPECT_INT(sluice_seq_feed(seq, tokens, step ? 1 : PROMPT), SLUICE_OK);
+        while (rows)
+            EXPECT_INT(sluice_engine_step(engine, &rows), SLUICE_OK);
+        EXPECT_INT(sluice_seq_logits(seq, &row, &rows), SLUICE_OK);
+        memcpy(out + step * facts.n_logits, row, (size_t)facts.n_logits * sizeof *row);
+        for (int32_t t = tokens[0] = 0; t < facts.n_tokens; t++)
+            tokens[0] = row[t] > row[tokens[0]] ? t : tokens[0];
+    }
+    sluice_engine_memory(engine, memory);
+    sluice_engine_close(engine);
+    return out;
+}
+
+static void expect_same_bits(const struct random_model *m, const char *folder) {
+    const char *path = test_temporary("on disk.gguf");
+    sluice_model *model = NULL;
+    struct sluice_facts facts;
+    struct sluice_memory all, some;
+    struct err err;
+    EXPECT_INT(random_model_write(m, path, &err), SLUICE_OK);
+    EXPECT_INT(sluice_model_open(&model, path), SLUICE_OK);
+    sluice_model_facts(model, &facts);
+    struct sluice_engine_options o = sluice_engine_options_default();
+    o.backend = "cpu";
+    o.context = 64;
+    o.threads = 2;
+    float *expected = logits_of(model, &o, &all);
+    EXPECT(all.disk == 0 && all.packed > 0);
+    o.weights_dir = folder;
+    /* All in memory as it fits, all on disk, and something between. */
+    const uint64_t kept[] = {0, 1, all.packed / 2};
+    for (int i = 0; i < 3; i++) {
+        o.weights_bytes = kept[i];
+        float *found = logits_of(model, &o, &some);
+        EXPECT(memcmp(found, expected, STEPS * (size_t)facts.n_logits * sizeof *found) == 0);
+        EXPECT(i == 0 ? some.disk == 0 : some.disk + some.packed >= all.packed);
+        EXPECT(kept[i] == 0 || some.packed <= kept[i]);
+        EXPECT(some.total == all.total - (all.packed - some.packed) - (all.weights - some.weights));
+        free(found);
+        EXPECT_INT(names_in(folder), 0);
+    }
+    EXPECT(m->experts || some.packed > 0);
+    free(expected);
+    sluice_model_close(model);
+    unlink(path);
+}
+
+TEST(weights_on_disk_same_bits) {
+    const char *folder = folder_on_disk();
+    struct random_model dense = {.seed = 9,
+                                 .arch = "qwen35",
+                                 .hidden = 256,
+                                 .layers = 4,
+                                 .heads = 4,
+                                 .kv_heads = 2,
+                                 .head_width = 64,
+                                 .ffn = 768,
+                                 .vocab = 3000,
+                                 .key_heads = 2,
+                                 .value_heads = 4,
+                                 .key_width = 64,
+                                 .value_width = 64,
+                                 .type = DT_Q4_K};
+    struct random_model experts = dense;
+    experts.arch = "qwen35moe";
+    experts.ffn = experts.shared = 256;
+    experts.experts = 16;
+    experts.used = 3;
+    struct random_model odd = random_moe(3);
+    odd.type = DT_Q8_0;
+    for (int i = 0; folder && i < 3; i++)
+        expect_same_bits(i == 0 ? &dense : i == 1 ? &experts : &odd, folder);
+    if (folder)
+        rmdir(folder);
+}
+
+/* ---- memory that does not hold the model -------------------------------------------------- */
+
+/* Weights of this type where they do not all fit. */
+static void expect_fit(enum dtype type, const char *folder) {
+    const char *path = test_temporary("larger.gguf");
+    const struct random_model m = {.seed = 4,
+                                   .arch = "llama",
+                                   .hidden = 512,
+                                   .layers = 6,
+                                   .heads = 8,
+                                   .kv_heads = 2,
+                                   .head_width = 64,
+                                   .ffn = 2048,
+                                   .vocab = 2048,
+                                   .type = type};
+    struct sluice_engine_options o = sluice_engine_options_default();
+    struct sluice_memory all, some;
+    sluice_model *model = NULL;
+    sluice_engine *engine = NULL;
+    struct err err;
+    o.backend = "cpu";
+    o.context = 64;
+    o.prefill = 8;
+    o.threads = 1;
+    EXPECT_INT(random_model_write(&m, path, &err), SLUICE_OK);
+    EXPECT_INT(sluice_model_open(&model, path), SLUICE_OK);
+    float *expected = logits_of(model, &o, &all);
+    o.memory_limit = all.total - (all.packed + all.weights) / 2;
+    EXPECT_INT(sluice_engine_open(&engine, model, &o), SLUICE_ERR_MEMORY);
+    EXPECT(strstr(sluice_engine_error(engine), "what would fit: --weights-dir DIR") != NULL);
+    sluice_engine_close(engine);
+    o.weights_dir = folder;
+    float *found = logits_of(model, &o, &some);
+    EXPECT(memcmp(found, expected, STEPS * (size_t)m.vocab * sizeof *found) == 0);
+    EXPECT(some.total <= o.memory_limit && some.disk > 0);
+    EXPECT(all.packed == 0 || some.packed > all.packed / 4);
+    /* Even then a rest has to be in memory. */
+    o.memory_limit = all.total - all.packed - all.weights;
+    EXPECT_INT(sluice_engine_open(&engine, model, &o), SLUICE_ERR_MEMORY);
+    EXPECT(strstr(sluice_engine_error(engine), "--weights-dir") == NULL);
+    sluice_engine_close(engine);
+    free(found);
+    free(expected);
+    sluice_model_close(model);
+    unlink(path);
+}
+
+/* BF16 is used where the file is mapped, and packed nowhere. */
+TEST(weights_on_disk_fit_where_memory_does_not) {
+    const char *folder = folder_on_disk();
+    if (!folder)
+        return;
+    expect_fit(DT_Q8_0, folder);
+    expect_fit(DT_BF16, folder);
+    rmdir(folder);
+}
+
+/* ---- disks -------------------------------------------------------------------------------- */
+
+TEST(weights_on_disk_say_what_is_wrong_with_the_folder) {
+    const char *folder = folder_on_disk(), *file = "models/stories-27m-q4_k_m.gguf";
+    struct filemap map;
+    struct err err;
+    uint64_t room = 0;
+    EXPECT_INT(filemap_make(&map, "/nonexistent", 1 << 20, &err), SLUICE_ERR_IO);
+    EXPECT_STR(err.text,
+               "/nonexistent: cannot be used for weights (--weights-dir): No such file or "
+               "directory");
+    EXPECT_INT(filemap_make(&map, file, 1 << 20, &err), SLUICE_ERR_IO);
+    EXPECT(strstr(err.text, "Not a directory") != NULL);
+    struct statfs fs;
+    if (statfs("/dev/shm", &fs) == 0 && fs.f_type == TMPFS_MAGIC) {
+        EXPECT_INT(filemap_make(&map, "/dev/shm", 1 << 20, &err), SLUICE_ERR_IO);
+        EXPECT_STR(err.text, "/dev/shm: is in memory (tmpfs), expected a folder on a disk "
+                             "(--weights-dir)");
+    }
+    filemap_close(&map);
+    if (!folder)
+        return;
+    EXPECT_INT(filemap_room(folder, &room, &err), SLUICE_OK);
+    EXPECT_INT(filemap_make(&map, folder, room + (1ull << 40), &err), SLUICE_ERR_IO);
+    EXPECT(strstr(err.text, "GB of weights (--weights-dir) do not fit, ") != NULL);
+    filemap_close(&map);
+    if (geteuid() != 0) {
+        EXPECT_INT(chmod(folder, 0500), 0);
+        EXPECT_INT(filemap_make(&map, folder, 1 << 20, &err), SLUICE_ERR_IO);
+        EXPECT(strstr(err.text, "Permission denied") != NULL);
+    }
+    EXPECT_INT(names_in(folder), 0);
+    rmdir(folder);
+}
+
+/* Writing is refused by a limit in place of a disk, with the same codes. */
+TEST(weights_on_disk_writing_may_fail) {
+    enum { BYTES = 1 << 20 };
+    const char *folder = folder_on_disk();
+    struct rlimit old, low;
+    struct filemap map;
+    struct err err;
+    static char zeros[BYTES];
+    if (!folder)
+        return;
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    EXPECT_INT(getrlimit(RLIMIT_FSIZE, &old), 0);
+    low = old;
+    low.rlim_cur = BYTES / 2;
+    EXPECT_INT(setrlimit(RLIMIT_FSIZE, &low), 0);
+    EXPECT_INT(filemap_make(&map, folder, BYTES, &err), SLUICE_ERR_IO);
+    EXPECT(strstr(err.text, "File too large") != NULL);
+    EXPECT_INT(setrlimit(RLIMIT_FSIZE, &old), 0);
+    EXPECT_INT(filemap_make(&map, folder, BYTES, &err), SLUICE_OK);
+    EXPECT_INT(setrlimit(RLIMIT_FSIZE, &low), 0);
+    memset(zeros, 7, BYTES);
+    EXPECT_INT(filemap_write(&map, zeros, BYTES, 0), EFBIG);
+    EXPECT_INT(setrlimit(RLIMIT_FSIZE, &old), 0);
+    EXPECT_INT(filemap_write(&map, zeros, BYTES - 1, 1), 0);
+    EXPECT_INT(filemap_settle(&map, 0, BYTES), 0);
+    EXPECT(map.data[1] == 7 && map.data[BYTES - 1] == 7);
+    filemap_close(&map);
+    signal(SIGXFSZ, handler);
+    EXPECT_INT(names_in(folder), 0);
+    rmdir(folder);
+}
