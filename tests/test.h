@@ -51,6 +51,23 @@ void test_guarded_free(const void *memory); /* NULL is fine */
     }                                                                                              \
     static void id(void)
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TEST_IS_SLOW_BUILD 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define TEST_IS_SLOW_BUILD 1
+#endif
+#endif
+#ifndef TEST_IS_SLOW_BUILD
+#define TEST_IS_SLOW_BUILD 0
+#endif
+
+/* Sanitizers, and a machine that is emulated (tests/run.sh says so), get smaller texts and models:
+ * the release's tests have the others. */
+static inline bool test_is_slow(void) {
+    return TEST_IS_SLOW_BUILD || getenv("SLUICE_TEST_SHORT");
+}
+
 #define EXPECT(cond) ((cond) ? (void)0 : test_fail(__FILE__, __LINE__, "%s", #cond))
 
 #define EXPECT_INT(found, expected)                                                                \

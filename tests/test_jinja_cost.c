@@ -11,12 +11,6 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
-#define IS_SLOW true
-#else
-#define IS_SLOW (getenv("SLUICE_TEST_SHORT") != NULL)
-#endif
-
 enum { BUDGET = 600 * 1000 * 1000 }; /* units of work, the default */
 
 /* What a unit of work takes differs between machines, more so between those that are imitated: work
@@ -427,7 +421,7 @@ TEST(jinja_compiling_is_linear) {
         "{% if a %}",  "{{ a.",  "0_1.1e", "{{ 00001 }}", "\t \r\n",  "{{ [1,1,",  "{% set a=b %}",
         "{%endif%}",   "\\\"{{", "(((((",  "{{a}}",       "{{ 'x",    "{% raw %}", "{% endraw %}{%",
     };
-    const size_t most = IS_SLOW ? 1 << 20 : 4 << 20;
+    const size_t most = test_is_slow() ? 1 << 20 : 4 << 20;
     for (size_t i = 0; i < COUNT(pieces); i++) {
         double small = compile_seconds(pieces[i], most / 16);
         double large = compile_seconds(pieces[i], most);

@@ -13,22 +13,6 @@
 #include "text/tokenizer_make.h"
 #include "text/unicode.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define IS_SLOW_BUILD 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define IS_SLOW_BUILD 1
-#endif
-#endif
-#ifndef IS_SLOW_BUILD
-#define IS_SLOW_BUILD 0
-#endif
-
-/* Sanitizers, and a machine that is only imitated (tests/run.sh says so), get smaller texts. */
-static bool is_slow(void) {
-    return IS_SLOW_BUILD || getenv("SLUICE_TEST_SHORT");
-}
-
 /* ---- helpers ---- */
 
 static uint64_t random_state;
@@ -340,7 +324,7 @@ TEST(text_scanners_do_what_the_regexes_do) {
             o.passes[i] = compile(oracles[k].passes[i]);
         o.match = pcre2_match_data_create(16, NULL);
         char text[256];
-        for (int i = 0; i < (is_slow() ? 5000 : 50000); i++) {
+        for (int i = 0; i < (test_is_slow() ? 5000 : 50000); i++) {
             /* Few kinds of characters make long runs, many make odd neighbours. */
             uint32_t from[POOL], kinds = 1 + random_below(i % 2 ? 6 : n);
             for (uint32_t j = 0; j < kinds; j++)
@@ -965,7 +949,7 @@ TEST(text_no_text_is_slow) {
         for (size_t i = 0; t && i < sizeof units / sizeof *units; i++) {
             bool is_big = k < 2 && i < 5;
             tokenizer_set_nfc(t, k == 0);
-            encode_repeated(t, units[i], is_slow() ? 128 << 10 : (is_big ? 2048 : 512) << 10);
+            encode_repeated(t, units[i], test_is_slow() ? 128 << 10 : (is_big ? 2048 : 512) << 10);
         }
         tokenizer_close(t);
     }

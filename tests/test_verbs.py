@@ -348,6 +348,10 @@ def test_inspect_says_whether_it_fits():
     assert not fit["fits"] and fit["would_fit"][0].startswith("--cache-bytes "), fit
 
 
+class Skip(Exception):
+    """A test that cannot go on here, and why."""
+
+
 def weights_folder():
     """An empty folder, and whether it is on a disk: weights cannot be in one that is in memory."""
     folder = tempfile.mkdtemp(dir=ROOT / "build")
@@ -365,7 +369,7 @@ def test_weights_on_disk():
     bad(2, "--weights-dir is '', expected a folder", *story, "--weights-dir", "")
     bad(2, "--weights-bytes needs --weights-dir DIR", *story, "--weights-bytes", "1M")
     if not is_on_disk:
-        return
+        raise Skip("build/ is in memory")
     plan = json.loads(good("inspect", SHIPPED, "--backend", "cpu", "--json")[0])["memory"]
     for kept in ("0", "5M"):
         where = ("--weights-dir", folder, "--weights-bytes", kept)
@@ -384,7 +388,7 @@ def test_weights_on_disk():
 def test_weights_on_disk_are_gone_with_the_process():
     folder, is_on_disk = weights_folder()
     if not is_on_disk:
-        return
+        raise Skip("build/ is in memory")
     p = subprocess.Popen([SLUICE, "run", SHIPPED, "-p", "x", "--ignore-eos", "-n", "2000", "--backend", "cpu",
                           "--weights-dir", folder, "--weights-bytes", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
@@ -426,7 +430,7 @@ def test_a_model_larger_than_memory():
     assert not fit["fits"] and fit["would_fit"] == ["--weights-dir DIR"], fit
     bad(1, "are free; what would fit: --weights-dir DIR", "bench", path, "-p", 4, "-n", 1, *small)
     if not is_on_disk:
-        return
+        raise Skip("build/ is in memory")
     found = json.loads(good("inspect", path, "--json", *small, "--weights-dir", folder)[0])
     memory, (fit,) = found["memory"], found["fit"]
     assert not fit["fits"] and fit["would_fit"] == [] and memory["total"] < fit["free"] and fit["disk"] > fit["disk_free"], fit
@@ -582,7 +586,7 @@ def test_what_the_cache_has_to_say_is_said():
     assert json.loads(out)["text"].encode() == text.rstrip(b"\n") and "sluice: warning: " in err and "is damaged; it is removed" in err, err
     assert good(*args, "-q")[1] == ""
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", folder], stderr=subprocess.DEVNULL).returncode:
-        return
+        raise Skip("a small file system cannot be mounted")
     try:
         out, err = good(*args)
         assert out == text and err.count("cannot write to the cache: No space left on device") == 1, err
@@ -1129,7 +1133,7 @@ def test_run_notices_a_full_device():
 
 
 def main():
-    passed = failed = 0
+    passed = failed = skipped = 0
     for name, test in list(globals().items()):
         if not name.startswith("test_") or (len(sys.argv) > 2 and not any(w in name for w in sys.argv[2:])):
             continue
@@ -1137,13 +1141,16 @@ def main():
         try:
             test()
             passed += 1
+        except Skip as e:
+            skipped += 1
+            print(f"{name}: skipped: {e}")
         except Exception as e:
             failed += 1
             line = traceback.extract_tb(e.__traceback__)[-1]
             print(f"FAILED {name}: {e or line.line}", flush=True)
         if os.environ.get("TIMES"):
             print(f"{sum(os.times()[:4]) - started:6.2f} s {name}")
-    print(f"{passed} passed, {failed} failed")
+    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
     return 1 if failed else 0
 
 
