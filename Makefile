@@ -15,6 +15,7 @@
 #   make V=1                         the commands shown
 #   make STATIC=1                    the libraries linked in, for machines that lack them
 #   make SERVER=0                    without `sluice serve`, and so without libmicrohttpd
+#   make CUDA=0 VULKAN=0             without the GPU's kernels, which take most of the time of a first build
 
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
