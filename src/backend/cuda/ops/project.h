@@ -14,11 +14,11 @@ enum {
     PROJECT_SEGMENTS = 6,
     PROJECT_BLOCKS = 528, /* thread blocks at most */
     PROJECT_BOUNDS = 532, /* words of bounds: PROJECT_BLOCKS + 1, or four segments of 132 blocks */
-    PROJECT_TILE_ROWS = 16, /* of the tallest tile */
-    PROJECT_MAX_ROWS = 8,   /* rows of activations at once in a gemv kernel */
-    PROJECT_GROUP = 128,    /* columns that half a warp quantizes, and whose squares it sums */
-    PROJECT_COLS = 8,       /* columns of a thread of it */
-    PROJECT_WARPS = 32,     /* of a thread block, at most */
+    PROJECT_TILE_ROWS = 16,    /* of the tallest tile */
+    PROJECT_MAX_ROWS = 8,      /* rows of activations at once in a gemv kernel */
+    PROJECT_GROUP = 128,       /* columns that half a warp quantizes, and whose squares it sums */
+    PROJECT_COLS = 8,          /* columns of a thread of it */
+    PROJECT_WARPS = 32,        /* of a thread block, at most */
     PROJECT_FINISH_PARTS = 64, /* of a tile, at most, that a kernel after the product adds */
 };
 
