@@ -374,7 +374,7 @@ bool sluice_seq_is_starved(const sluice_seq *seq);
  * as if it had been fed, and keeps those that it would have sampled itself, up to the first that is
  * wrong. After it sluice_seq_tokens has the ones that were kept, and sluice_seq_token the one after
  * them; sluice_seq_logits has a row for each. So tokens and bits are those without any drafts, at
- * any temperature, and only the number of steps is another.
+ * any temperature, and only the number of steps differs.
  *
  * A hint: as many as the engine has room for in that step (its `drafts`, the context, free pages)
  * are taken, up to the first that ends an answer, and the rest is ignored; so are all without

@@ -363,7 +363,7 @@ static const struct random_model small = {.arch = "qwen35moe",
                                           .type = DT_F32};
 
 /* Vectors are looked at when a model is loaded; a second try finds the same. */
-TEST(random_vectors_that_are_no_numbers) {
+TEST(random_vectors_that_are_not_finite) {
     static const struct {
         const char *name;
         uint32_t row;
@@ -435,7 +435,7 @@ static void expect_failing_step(sluice_engine *engine, unsigned wants) {
     sluice_seq_close(other);
 }
 
-TEST(random_steps_whose_logits_are_no_numbers) {
+TEST(random_steps_whose_logits_are_not_finite) {
     static const float values[] = {NAN, INFINITY, -INFINITY};
     for (int i = 0; i < 6; i++) {
         struct random_model m = small;
@@ -462,7 +462,7 @@ TEST(random_steps_whose_logits_are_no_numbers) {
 }
 
 /* Of a matrix by which keys and values are made: no type of the KV cache hides it. */
-TEST(random_caches_of_what_is_no_number) {
+TEST(random_caches_of_values_that_are_not_finite) {
     static const float values[] = {NAN, INFINITY, -INFINITY};
     static const char *const types[] = {"f32", "f16", "q8_0", "q4_0"};
     for (int i = 0; i < 24; i++) {

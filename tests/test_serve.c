@@ -692,7 +692,7 @@ TEST(serve_fails_bad_sampling_alone) {
 }
 
 /* A model with a damaged embedding: only requests with that token fail, whenever it comes. */
-TEST(serve_fails_the_request_whose_logits_are_no_numbers) {
+TEST(serve_fails_the_request_whose_logits_are_not_finite) {
     enum { BAD = 89, N = 9 };
     struct random_model m = random_tiny("qwen35");
     struct err err = {0};

@@ -108,7 +108,7 @@ int gguf_get_bool(const struct gguf *g, const char *name, bool *out, struct err 
 int gguf_get_str(const struct gguf *g, const char *name, struct str *out, struct err *err);
 
 /* Element i, below count, of an integer key (not bool; a u64 beyond INT64_MAX gives that), and of
- * an integer or float key. The float may be infinite or no number. */
+ * an integer or float key. The float may be infinite or NaN. */
 int64_t gguf_int_at(const struct gguf_key *key, uint64_t i);
 /* The same of an unsigned key, all of its range. */
 uint64_t gguf_unsigned_at(const struct gguf_key *key, uint64_t i);

@@ -117,7 +117,7 @@ bool dtype_bytes(enum dtype type, uint64_t n, uint64_t *bytes) {
     return size_mul(n / info->block_values, info->block_bytes, bytes);
 }
 
-/* ---- values that are no numbers -------------------------------------------------------------- */
+/* ---- values that are not finite -------------------------------------------------------------- */
 
 static uint64_t not_finite_within(const float *x, uint64_t n) {
     uint64_t i = 0;

@@ -454,62 +454,28 @@ TEST(cuda_experts) {
     for (uint32_t i = 0; i < 12; i++) {
         enum dtype type = types[i % 6];
         bool is_k = dtype_info(type)->block_values == 256;
-        uint32_t width = is_k ? 512 : 160, inner = is_k ? 256 : 96, experts = 5 + 3 * i,
-                 used = 1 + i % 4, rows = 1 + (i * 5) % 12, shared = i % 2 ? inner : 0;
-        struct plan_options options = {.max_rows = rows, .n_taps = 3, .tap_width = width};
+        uint32_t rows = 1 + (i * 5) % 12, inner = is_k ? 256 : 96;
+        const struct experts_case c = {.gate = type,
+                                       .up = type,
+                                       .down = type,
+                                       .shared_in = type,
+                                       .shared_down = type,
+                                       .width = is_k ? 512 : 160,
+                                       .inner = inner,
+                                       .shared = i % 2 ? inner : 0,
+                                       .experts = 5 + 3 * i,
+                                       .used = 1 + i % 4};
         struct rig r;
-        rig_begin(&r, 6000 + i, &options);
-        struct operand x = rig_rows(&r, width, 1);
-        struct operand norm = rig_tensor(&r, DT_F32, (uint32_t[4]){width}, 1), none = {0};
-        struct operand choice =
-            plan_scratch_of(r.plan, DT_I32, (uint32_t[4]){used + 1, options.max_rows});
-        struct operand weight =
-            plan_scratch_of(r.plan, DT_F32, (uint32_t[4]){used + 1, options.max_rows});
-        struct operand hidden = plan_scratch(r.plan, used * inner + shared);
-        struct op route = {.kind = OP_ROUTE, .layer = 0, .role = "route"};
-        route.route = (struct op_route){
-            .in = x,
-            .norm = norm,
-            .choice = choice,
-            .weight = weight,
-            .eps = 1e-6f,
-            .used = used,
-            .router = rig_tensor(&r, DT_F32, (uint32_t[4]){width, experts}, 0.3f),
-            .shared_gate = shared ? rig_tensor(&r, DT_F32, (uint32_t[4]){width}, 0.3f) : none};
-        struct op in = {.kind = OP_EXPERTS_IN, .layer = 0, .role = "experts in"};
-        in.experts_in = (struct op_experts_in){
-            .in = x,
-            .norm = norm,
-            .choice = choice,
-            .hidden = hidden,
-            .eps = 1e-6f,
-            .gate = rig_tensor(&r, type, (uint32_t[4]){width, inner, experts}, 0.1f),
-            .up = rig_tensor(&r, type, (uint32_t[4]){width, inner, experts}, 0.1f),
-            .shared_gate = shared ? rig_tensor(&r, type, (uint32_t[4]){width, shared}, 0.1f) : none,
-            .shared_up = shared ? rig_tensor(&r, type, (uint32_t[4]){width, shared}, 0.1f) : none};
-        struct op out = {.kind = OP_EXPERTS_OUT, .layer = 0, .role = "experts out"};
-        out.experts_out = (struct op_experts_out){
-            .hidden = hidden,
-            .choice = choice,
-            .weight = weight,
-            .x = x,
-            .down = rig_tensor(&r, type, (uint32_t[4]){inner, width, experts}, 0.1f),
-            .shared_down =
-                shared ? rig_tensor(&r, type, (uint32_t[4]){shared, width}, 0.1f) : none};
-        rig_add(&r, &route);
-        rig_add(&r, &in);
-        rig_add(&r, &out);
-        rig_tap(&r, 0, x);
-        rig_tap(&r, 1, weight);
+        build_experts(&r, &c, rows, 6000 + i);
         if (rig_open(&r)) {
             for (int b = 0; b < RIG_BACKENDS; b++)
                 rig_step(&r, b, &(struct run){0, 0, rows}, 1, 3);
             for (uint32_t row = 0; row < rows; row++) {
                 EXPECT_NEAR(rig_distance(rig_output(&r, RIG_CPU, 1, row),
-                                         rig_output(&r, RIG_DEVICE, 1, row), used + 1),
+                                         rig_output(&r, RIG_DEVICE, 1, row), c.used + 1),
                             0, F32_BOUND);
                 EXPECT_NEAR(rig_distance(rig_output(&r, RIG_CPU, 0, row),
-                                         rig_output(&r, RIG_DEVICE, 0, row), width),
+                                         rig_output(&r, RIG_DEVICE, 0, row), c.width),
                             0, is_float(type) ? F32_BOUND : INT8_BOUND);
             }
         }

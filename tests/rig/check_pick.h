@@ -212,7 +212,7 @@ static inline void check_head(uint32_t vocab, uint32_t rows, enum dtype type) {
     rig_end(&r);
 }
 
-/* Puts one value that is no number into row `row` of a matrix of floats, or into a scale of it. */
+/* Puts one value that is not finite into row `row` of a matrix of floats, or into a scale of it. */
 static inline void damage(struct rig *r, const struct operand *m, uint32_t row, uint32_t column,
                           float value) {
     uint8_t *at = r->weights + m->offset + row * operand_row_bytes(m);

@@ -222,8 +222,8 @@ TEST(device_random_moe_models) {
     EXPECT(ran > 0);
 }
 
-/* Keys or values that are no numbers: no type of the KV cache hides them. */
-TEST(device_caches_of_what_is_no_number) {
+/* Keys or values that are not finite: no type of the KV cache hides them. */
+TEST(device_caches_of_values_that_are_not_finite) {
     static const float values[] = {NAN, INFINITY, -INFINITY};
     static const char *const types[] = {"f32", "f16", "q8_0", "q4_0"};
     for (int i = 0; i < 24; i += rig_is_slow() ? 14 : 1) {
@@ -265,9 +265,9 @@ TEST(device_caches_of_what_is_no_number) {
     }
 }
 
-/* Token 7's embedding is no number, and token 7 is what is picked next. Its step fails, alone, in a
- * burst or with the logits only, and changes nothing. */
-TEST(device_steps_whose_logits_are_no_numbers) {
+/* Token 7's embedding is not finite, and token 7 is what is picked next. Its step fails, alone, in
+ * a burst or with the logits only, and changes nothing. */
+TEST(device_steps_whose_logits_are_not_finite) {
     static const float values[] = {NAN, INFINITY, -INFINITY};
     static const struct sluice_bias bias = {7, 1e4f};
     for (int i = 0; i < 9; i += rig_is_slow() ? 3 : 1) {

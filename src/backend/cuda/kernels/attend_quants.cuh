@@ -15,7 +15,7 @@ static __device__ __forceinline__ float largest(float x) {
     return __uint_as_float(__reduce_max_sync(0xffffffffu, size));
 }
 
-/* The scale of a block: NaN where one of its values is no number. As src/quant/encode.c. */
+/* The scale of a block: NaN where one of its values is not finite. As src/quant/encode.c. */
 static __device__ __forceinline__ uint16_t mark_damage(uint16_t d, float x) {
     return __all_sync(0xffffffffu, fabsf(x) <= FLT_MAX) ? d : (uint16_t)0x7e00;
 }

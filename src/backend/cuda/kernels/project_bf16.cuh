@@ -92,7 +92,7 @@ static __device__ __forceinline__ float4 join_f16(const struct bf16_parts &p) {
                        __fadd_rn(b.y, d.y));
 }
 
-/* s and 1 / s of a row, from the bits of its largest |a|; 1 where that is no number. */
+/* s and 1 / s of a row, from the bits of its largest |a|; 1 where that is not finite. */
 struct f16_scale {
     float up, down;
 };
