@@ -147,7 +147,7 @@ INLINE void quantize_group(const float *x, float inverse, int8_t *q, int32_t *su
 
 /* ---- int8 activations ------------------------------------------------------------------------ */
 
-#include "backend/cpu/kernels_x86_format.h"
+#include "backend/cpu/kernels_x86_expand.h"
 
 enum { DOT_FEW = 1, DOT_MANY = 4 };
 

@@ -129,7 +129,7 @@ INLINE void quantize_group(const float *x, float inverse, int8_t *q, int32_t *su
 
 /* ---- int8 activations ------------------------------------------------------------------------ */
 
-#include "backend/cpu/kernels_x86_format.h"
+#include "backend/cpu/kernels_x86_expand.h"
 
 /* A row's dot product is a chain of eight instructions that wait five cycles for each other, so
  * rows are multiplied side by side. */
