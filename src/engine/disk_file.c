@@ -104,12 +104,12 @@ static uint64_t head_checksum(const struct disk_header *h, const int32_t *tokens
     return hash64_end(&sum);
 }
 
-static struct disk_header header_of(struct hash128 identity, const struct disk_meta *meta,
-                                    const int32_t *tokens) {
+static struct disk_header header_of(const struct disk_head *head) {
+    const struct disk_meta *meta = head->meta;
     struct disk_header h = {
         .version = DISK_VERSION,
         .kind = meta->kind,
-        .identity = identity,
+        .identity = head->identity,
         .hash = meta->hash,
         .parent = meta->parent,
         .position = meta->position,
@@ -117,7 +117,7 @@ static struct disk_header header_of(struct hash128 identity, const struct disk_m
         .bytes = meta->bytes,
     };
     memcpy(h.magic, magic, sizeof magic);
-    h.checksum = head_checksum(&h, tokens);
+    h.checksum = head_checksum(&h, head->tokens);
     return h;
 }
 
@@ -186,20 +186,19 @@ static int put_all(struct writer *w, const struct disk_header *h, const int32_t 
     return status;
 }
 
-int disk_file_write(int folder, struct hash128 identity, const struct disk_meta *meta,
-                    const int32_t *tokens, struct host_tier *host, uint32_t host_object,
-                    const atomic_bool *stop) {
+int disk_file_write(int folder, const struct disk_head *head, struct host_tier *host,
+                    uint32_t host_object, const atomic_bool *stop) {
     char temporary[DISK_NAME_BYTES], name[DISK_NAME_BYTES];
-    struct disk_header h = header_of(identity, meta, tokens);
+    struct disk_header h = header_of(head);
     struct writer w = {.stop = stop};
     hash_begin(&w.hash);
-    disk_file_name(meta, name);
+    disk_file_name(head->meta, name);
     temporary_name(temporary);
     w.fd = openat(folder, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (w.fd < 0)
         return errno;
     flock(w.fd, LOCK_EX | LOCK_NB); /* some file systems have no locks: see is_abandoned */
-    int status = put_all(&w, &h, tokens, host, host_object);
+    int status = put_all(&w, &h, head->tokens, host, host_object);
     if (!status && renameat(folder, temporary, folder, name) != 0)
         status = fail(&w, errno);
     if (status)
@@ -246,20 +245,19 @@ bool disk_file_read_head(int fd, uint64_t file_bytes, struct hash128 identity,
     meta->parent = h.parent;
     meta->n_tokens = h.n_tokens;
     meta->bytes = h.bytes;
-    struct disk_header expected = header_of(identity, meta, tokens);
+    struct disk_header expected = header_of(&(struct disk_head){identity, meta, tokens});
     return memcmp(&h, &expected, sizeof h) == 0;
 }
 
-int disk_file_read_payload(int fd, struct hash128 identity, const struct disk_meta *meta,
-                           const int32_t *tokens, struct disk_buffer buffer, tier_take_fn *take,
-                           void *user, bool *is_whole, struct err *err) {
-    struct disk_header h = header_of(identity, meta, tokens);
+int disk_file_read_payload(int fd, const struct disk_head *head, struct disk_buffer buffer,
+                           tier_take_fn *take, void *user, bool *is_whole, struct err *err) {
+    struct disk_header h = header_of(head);
     struct hash hash;
     uint64_t sum;
     *is_whole = false;
     hash_begin(&hash);
     hash_add(&hash, &h, sizeof h);
-    hash_add(&hash, tokens, h.n_tokens * sizeof *tokens);
+    hash_add(&hash, head->tokens, h.n_tokens * sizeof *head->tokens);
     for (uint64_t at = 0; at < h.bytes; at += buffer.bytes) {
         uint64_t n = h.bytes - at < buffer.bytes ? h.bytes - at : buffer.bytes;
         if (!read_fully(fd, buffer.at, n))

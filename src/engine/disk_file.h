@@ -39,12 +39,18 @@ bool disk_file_is_folder(const char *name);
 /* Bytes of a file; UINT64_MAX: they overflow. */
 uint64_t disk_file_bytes(uint32_t n_tokens, uint64_t payload);
 
+/* What a file says before its payload. */
+struct disk_head {
+    struct hash128 identity;
+    const struct disk_meta *meta;
+    const int32_t *tokens; /* (meta->n_tokens) */
+};
+
 /* Writes the file into the folder, whole or not at all. 0, or an errno; ECANCELED when *stop was
  * set or the object could not be filled. The temporary file is locked while it is written: one
  * without a lock was left by a dead process. */
-int disk_file_write(int folder, struct hash128 identity, const struct disk_meta *meta,
-                    const int32_t *tokens, struct host_tier *host, uint32_t host_object,
-                    const atomic_bool *stop);
+int disk_file_write(int folder, const struct disk_head *head, struct host_tier *host,
+                    uint32_t host_object, const atomic_bool *stop);
 
 /* Opens a regular file without following links or blocking; -1: there is none. *bytes: its size. */
 int disk_file_open(int folder, const char *name, uint64_t *bytes);
@@ -55,14 +61,13 @@ int disk_file_open(int folder, const char *name, uint64_t *bytes);
 bool disk_file_read_head(int fd, uint64_t file_bytes, struct hash128 identity,
                          struct disk_meta *meta, int32_t *tokens, uint32_t max_tokens);
 
-/* The payload after a header that was read, through `buffer`, and the checksum. *is_whole: it is
- * complete and undamaged. The status is take's. */
 struct disk_buffer {
     uint8_t *at;
     size_t bytes;
 };
-int disk_file_read_payload(int fd, struct hash128 identity, const struct disk_meta *meta,
-                           const int32_t *tokens, struct disk_buffer buffer, tier_take_fn *take,
-                           void *user, bool *is_whole, struct err *err);
+/* The payload after the head, which was read and is this one, through `buffer`, and the checksum.
+ * *is_whole: it is complete and undamaged. The status is take's. */
+int disk_file_read_payload(int fd, const struct disk_head *head, struct disk_buffer buffer,
+                           tier_take_fn *take, void *user, bool *is_whole, struct err *err);
 
 #endif

@@ -95,11 +95,11 @@ static bool is_news(struct disk_tier *d) {
 
 static void write_object(struct disk_tier *d, struct disk_object *o) {
     const int32_t *tokens = d->tokens + (uint64_t)o->place * d->options.max_tokens;
+    const struct disk_head head = {d->options.identity, &o->meta, tokens};
     int why = ECANCELED;
     double started = seconds_now();
     for (int tries = 0; !atomic_load(&d->stop) && tries < 2; tries++) {
-        why = disk_file_write(d->own_fd, d->options.identity, &o->meta, tokens, d->options.host,
-                              o->host_object, &d->stop);
+        why = disk_file_write(d->own_fd, &head, d->options.host, o->host_object, &d->stop);
         if (why != ENOENT || !disk_renew_folders(d))
             break;
     }
@@ -489,8 +489,8 @@ static int read_file(struct disk_tier *d, const struct disk_meta *meta, const in
         hash128_equal(found.parent, meta->parent) &&
         (!meta->n_tokens || memcmp(reader->head, tokens, meta->n_tokens * sizeof *tokens) == 0);
     if (*is_found) {
-        status = disk_file_read_payload(fd, d->options.identity, meta, tokens, reader->buffer, take,
-                                        user, is_found, err);
+        const struct disk_head head = {d->options.identity, meta, tokens};
+        status = disk_file_read_payload(fd, &head, reader->buffer, take, user, is_found, err);
         futimens(fd, NULL); /* used now */
     }
     if (fd >= 0)
