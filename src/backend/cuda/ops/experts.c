@@ -110,15 +110,23 @@ static struct experts_matrix add_matrix(struct recorder *r, const struct operand
     return out;
 }
 
-/* Lays out shared memory for a thread block of this many tasks of this many K blocks at most: as
- * many stages as fit, up to all K blocks of a warp. n_floats: what floats_at has room for. False:
- * some of a warp's K blocks have no stage. */
-static bool lay_out(struct experts_smem *smem, const struct project_input *in, uint32_t warps,
-                    uint32_t tasks, uint32_t kblocks, uint32_t tile_rows, uint32_t n_floats,
+/* What a thread block does. */
+struct block_work {
+    uint32_t k;       /* of its row of activations */
+    uint32_t tasks;   /* at most, of ... */
+    uint32_t kblocks; /* ... this many K blocks at most */
+    uint32_t tile_rows;
+    uint32_t n_floats; /* that floats_at has room for */
+};
+
+/* Lays out shared memory for a thread block of this many warps: as many stages as fit, up to all K
+ * blocks of a warp. False: some of a warp's K blocks have no stage. */
+static bool lay_out(struct experts_smem *smem, const struct block_work *work, uint32_t warps,
                     uint32_t max_shared) {
-    uint32_t qact = project_int8_bytes(in->k) + 16, partials = tasks * tile_rows * 4;
-    uint32_t rest = qact + partials + n_floats * 4 + 16 + warps * MAX_STAGES * 8;
-    uint32_t warp_kblocks = div_up(tasks, warps) * kblocks;
+    uint32_t qact = project_int8_bytes(work->k) + 16, partials = work->tasks * work->tile_rows * 4;
+    uint32_t floats = work->n_floats * 4;
+    uint32_t rest = qact + partials + floats + 16 + warps * MAX_STAGES * 8;
+    uint32_t warp_kblocks = div_up(work->tasks, warps) * work->kblocks;
     uint32_t room = min_u32(PROJECT_SHARED, max_shared);
     smem->warps = warps;
     smem->stages = room > rest ? (room - rest) / (warps * smem->stage_bytes) : 0;
@@ -126,7 +134,7 @@ static bool lay_out(struct experts_smem *smem, const struct project_input *in, u
     smem->qact_at = warps * smem->stages * smem->stage_bytes;
     smem->partials_at = smem->qact_at + (qact + 15) / 16 * 16;
     smem->floats_at = smem->partials_at + partials;
-    smem->mbars_at = (smem->floats_at + n_floats * 4 + 7) / 8 * 8;
+    smem->mbars_at = (smem->floats_at + floats + 7) / 8 * 8;
     smem->bytes = smem->mbars_at + warps * smem->stages * 8;
     return smem->stages == warp_kblocks;
 }
@@ -224,8 +232,12 @@ bool record_experts_in_tiled(struct recorder *r, const struct op *op, int *statu
     for (uint32_t i = 0; i < 2; i++)
         kblocks = max_u32(kblocks, max_u32(p.routed[i].kblocks, p.shared[i].kblocks));
     uint32_t blocks = count_blocks(r, tiles, 2 * rows * 4);
-    lay_out(&p.smem, &p.in, EXPERTS_WARPS, 2 * div_up(tiles, blocks), kblocks, rows,
-            p.in.k / PROJECT_GROUP, r->b->max_shared);
+    const struct block_work work = {.k = p.in.k,
+                                    .tasks = 2 * div_up(tiles, blocks),
+                                    .kblocks = kblocks,
+                                    .tile_rows = rows,
+                                    .n_floats = p.in.k / PROJECT_GROUP};
+    lay_out(&p.smem, &work, EXPERTS_WARPS, r->b->max_shared);
     /* No two of these fit an SM: however thread blocks were placed before this kernel, they are one
      * an SM from here on. */
     *status = launch(r, is_one_row(r, set) ? "one_in" : "gemv_in", set, blocks, &p.smem,
@@ -264,12 +276,15 @@ bool record_experts_out_tiled(struct recorder *r, const struct op *op, int *stat
             p.shared.kblocks * (k - o->shared_down.dims[0]) / o->shared_down.dims[0];
     uint32_t experts = p.used + (p.shared.kblocks != 0);
     uint32_t blocks = count_blocks(r, p.tiles, experts * rows * 4);
-    uint32_t tasks = experts * div_up(p.tiles, blocks),
-             kblocks = max_u32(p.routed.kblocks, p.shared.kblocks);
-    bool is_one = is_one_row(r, set) && lay_out(&p.smem, &p.in, EXPERTS_OUT_WARPS, tasks, kblocks,
-                                                rows, p.used + 1, r->b->max_shared);
+    const struct block_work work = {.k = p.in.k,
+                                    .tasks = experts * div_up(p.tiles, blocks),
+                                    .kblocks = max_u32(p.routed.kblocks, p.shared.kblocks),
+                                    .tile_rows = rows,
+                                    .n_floats = p.used + 1};
+    bool is_one =
+        is_one_row(r, set) && lay_out(&p.smem, &work, EXPERTS_OUT_WARPS, r->b->max_shared);
     if (!is_one)
-        lay_out(&p.smem, &p.in, EXPERTS_WARPS, tasks, kblocks, rows, p.used + 1, r->b->max_shared);
+        lay_out(&p.smem, &work, EXPERTS_WARPS, r->b->max_shared);
     *status = launch(r, is_one ? "one_out" : "gemv_out", set, blocks, &p.smem, PROJECT_SHARED_LEAST,
                      &p, sizeof p);
     return true;

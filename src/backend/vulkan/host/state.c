@@ -44,10 +44,20 @@ static uint64_t next_piece(struct cursor *c, const struct vulkan_region *r, uint
     return left;
 }
 
-/* Fills the staging buffer once; what it copied out is the host's when `is_in` is false. */
-static int transfer_once(struct backend *b, struct vulkan_queue *q, const struct vulkan_region *r,
-                         struct cursor *c, bool is_in, VkSemaphore other, uint64_t after,
+struct transfer {
+    struct vulkan_queue *queue;
+    const struct vulkan_region *region;
+    bool is_in; /* from the host to the region */
+    VkSemaphore
+        other; /* a timeline, and the value that it must have reached; VK_NULL_HANDLE: none */
+    uint64_t after;
+};
+
+/* Fills the staging buffer once, and copies what came out to the host. */
+static int transfer_once(struct backend *b, const struct transfer *t, struct cursor *c,
                          struct err *err) {
+    struct vulkan_queue *q = t->queue;
+    const struct vulkan_region *r = t->region;
     struct cursor begin = *c;
     const struct vulkan_buffer *in;
     VkCommandBuffer commands;
@@ -57,7 +67,7 @@ static int transfer_once(struct backend *b, struct vulkan_queue *q, const struct
     if (status)
         return status;
     while ((n = next_piece(c, r, STAGING_BYTES - used, &in, &at, &host)) > 0) {
-        if (is_in) {
+        if (t->is_in) {
             memcpy(q->staging.host + used, host, n);
             copy(commands, &q->staging, used, in, at, n);
         } else {
@@ -65,8 +75,8 @@ static int transfer_once(struct backend *b, struct vulkan_queue *q, const struct
         }
         used += n;
     }
-    if ((status = vulkan_queue_end(b, q, other, after, err)) ||
-        (status = vulkan_queue_wait(b, q, err)) || is_in)
+    if ((status = vulkan_queue_end(b, q, t->other, t->after, err)) ||
+        (status = vulkan_queue_wait(b, q, err)) || t->is_in)
         return status;
     used = 0;
     while ((n = next_piece(&begin, r, STAGING_BYTES - used, &in, &at, &host)) > 0) {
@@ -83,21 +93,22 @@ static bool is_finished(const struct cursor *c) {
     return left == 0;
 }
 
-static int transfer_after(struct backend *b, struct vulkan_queue *q, const struct vulkan_region *r,
-                          struct cursor c, bool is_in, VkSemaphore other, uint64_t after,
-                          struct err *err) {
+static int transfer_all(struct backend *b, const struct transfer *t,
+                        const struct backend_move *list, uint32_t n, struct err *err) {
+    struct cursor c = {.list = list, .n = n};
     int status = vulkan_enter(b, err);
-    for (uint32_t i = 0; i < c.n; i++)
-        CHECK(c.list[i].offset <= r->bytes && c.list[i].bytes <= r->bytes - c.list[i].offset);
+    for (uint32_t i = 0; i < n; i++)
+        CHECK(list[i].offset <= t->region->bytes &&
+              list[i].bytes <= t->region->bytes - list[i].offset);
     while (!status && !is_finished(&c))
-        status = transfer_once(b, q, r, &c, is_in, other, after, err);
+        status = transfer_once(b, t, &c, err);
     return status;
 }
 
 int vulkan_transfer(struct backend *b, struct vulkan_queue *q, const struct vulkan_region *r,
                     const struct backend_move *list, uint32_t n, bool is_in, struct err *err) {
-    return transfer_after(b, q, r, (struct cursor){.list = list, .n = n}, is_in, VK_NULL_HANDLE, 0,
-                          err);
+    const struct transfer t = {.queue = q, .region = r, .is_in = is_in};
+    return transfer_all(b, &t, list, n, err);
 }
 
 int vulkan_zero(struct backend *b, const struct vulkan_region *r, struct err *err) {
@@ -210,7 +221,9 @@ int vulkan_fence(struct backend *b, uint32_t number, struct err *err) {
 int vulkan_move_beside(struct backend *b, uint32_t fence, const struct backend_move *list,
                        uint32_t n, struct err *err) {
     CHECK(fence < BACKEND_FENCES);
-    return transfer_after(b, &b->copies, &b->regions[VULKAN_STATE],
-                          (struct cursor){.list = list, .n = n}, false, b->steps.timeline,
-                          b->fences[fence], err);
+    const struct transfer t = {.queue = &b->copies,
+                               .region = &b->regions[VULKAN_STATE],
+                               .other = b->steps.timeline,
+                               .after = b->fences[fence]};
+    return transfer_all(b, &t, list, n, err);
 }
