@@ -500,6 +500,7 @@ TEST(random_caches_of_values_that_are_not_finite) {
 /* Keys and tensors of a file that its model alone would not have. */
 struct odd_parts {
     uint32_t blocks, drafts; /* block_count and nextn_predict_layers; 0: as they are */
+    bool has_no_drafts;      /* and says so: nextn_predict_layers is 0 */
     const char *tensors[3];  /* of one value each */
     const char *none;        /* a count that is written, as 0 */
 };
@@ -512,7 +513,7 @@ static int describe_odd(const struct random_model *m, const struct odd_parts *od
     int status = random_model_describe(m, w, err);
     if (!status && odd->blocks)
         status = gguf_write_u32(w, blocks, odd->blocks, err);
-    if (!status && odd->drafts)
+    if (!status && (odd->drafts || odd->has_no_drafts))
         status = gguf_write_u32(w, drafts, odd->drafts, err);
     snprintf(drafts, sizeof drafts, "%s.%s", m->arch, odd->none);
     if (!status && odd->none)
@@ -593,6 +594,8 @@ TEST(random_files_with_more_than_the_model) {
         {"llama", {.tensors = {"v.blk.7.attn_q.weight", "blk.x", "blk..y"}}, NULL},
         {"qwen35", {0}, NULL},
         {"qwen35", {.blocks = 3, .drafts = 1}, NULL}, /* there are such files */
+        {"qwen35", {.has_no_drafts = true}, NULL},
+        {"qwen35", {.drafts = 9}, "qwen35.nextn_predict_layers is 9, expected at most 8"},
         {"qwen35",
          {.blocks = 3, .drafts = 1, .tensors = {"blk.2.nextn.enorm.weight", "blk.2.x"}},
          NULL},
