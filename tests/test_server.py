@@ -445,6 +445,26 @@ def test_weights_on_disk():
             assert os.listdir(folder) == []
 
 
+def test_next_turns_of_templates_that_end_in_their_own_ways():
+    """Phi's end a conversation that nobody continues with one end token more, others with one less: nothing is lost or said twice in the next turn."""
+    message = "{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+    ask = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    for template in ("{% for m in messages %}" + message + "{{ '<|im_end|>\n' }}{% endfor %}" + ask + "{% else %}{{ eos_token }}{% endif %}",
+                     "{% for m in messages %}" + message + "{% if not loop.last or m.role != 'assistant' %}{{ '<|im_end|>\n' }}{% endif %}{% endfor %}" + ask + "{% endif %}"):
+        with own("--chat-template", template) as s:
+            turns, want = [], ""
+            for question in ("A fox?", "A dog?", "A cat?"):
+                turns.append({"role": "user", "content": question})
+                want += f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+                tokens = s.request("POST", "/tokenize", {"messages": turns})[2]["tokens"]
+                text = s.request("POST", "/detokenize", {"tokens": tokens})[2]["content"]
+                assert text == want, (template, text)
+                r = s.chat(turns, **mouth("Once there was one."), max_tokens=20)
+                assert r["usage"]["prompt_tokens"] == len(tokens), r
+                turns.append(r["choices"][0]["message"])
+                want += "Once there was one.<|im_end|>\n"
+
+
 def test_a_next_turn_is_of_the_same_names():
     """What was sampled is of one conversation: another's, with the same texts and other names, must not get it."""
     # It takes tools, or results of tools would be a user's, without a name.

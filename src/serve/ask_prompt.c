@@ -101,37 +101,37 @@ static bool are_equal(const struct ids *a, const struct ids *b) {
     return a->n == b->n && memcmp(a->at, b->at, a->n * sizeof *a->at) == 0;
 }
 
-/* Whether the messages give the same tokens (`as_asked`) with the template variables of the kept
- * tokens as with those of the ask. */
+/* Whether the messages give the same tokens with the template variables of the kept tokens as with
+ * those of the ask. */
 static bool is_same_with(const struct ask *ask, const struct ask_model *m, size_t n_messages,
-                         const struct replayed *kept, const struct ids *as_asked) {
+                         const struct replayed *kept) {
     struct err ignored;
-    struct ids ids;
+    struct ids then = {0}, now = {0};
     bool has_none = json_object_size(kept->variables) + json_object_size(ask->variables) == 0;
     if (has_none || json_equal(kept->variables, ask->variables))
         return true;
-    if (encode_messages(ask, m, n_messages, kept->variables, false, &ids, &ignored))
-        return false;
-    bool is_same = are_equal(&ids, as_asked);
-    free(ids.at);
+    bool is_same = !encode_messages(ask, m, n_messages, kept->variables, false, &then, &ignored) &&
+                   !encode_messages(ask, m, n_messages, ask->variables, false, &now, &ignored) &&
+                   are_equal(&then, &now);
+    free(then.at);
+    free(now.at);
     return is_same;
 }
 
 /* Replaces the beginning of the prompt, up to the end of a kept answer, with the tokens that were
- * sampled. Every answer ends with an end token, and no message can contain one, so counting them
- * finds the answer's end. */
+ * sampled. Every answer ends with an end token, and no message can contain one, so counting those
+ * of the prompt that it answered finds its own. Those of the messages with the answer do not:
+ * templates may end a conversation with one more, or one less. */
 static void splice(const struct ask *ask, const struct ask_model *m, size_t n_messages,
                    const struct replayed *kept, struct ids *prompt) {
     struct err ignored;
     struct ids before;
-    if (encode_messages(ask, m, n_messages, ask->variables, false, &before, &ignored))
+    if (encode_messages(ask, m, n_messages - 1, ask->variables, true, &before, &ignored))
         return;
-    size_t n_ends = count_ends(m, &before);
-    size_t end = n_ends > 0 ? find_end(m, prompt, n_ends) : prompt->n;
-    size_t n = kept->n + prompt->n - end;
-    bool is_good =
-        end < prompt->n && n < m->context && is_same_with(ask, m, n_messages, kept, &before);
+    size_t end = find_end(m, prompt, count_ends(m, &before) + 1);
     free(before.at);
+    size_t n = kept->n + prompt->n - end;
+    bool is_good = end < prompt->n && n < m->context && is_same_with(ask, m, n_messages, kept);
     int32_t *at = is_good ? malloc(n * sizeof *at) : NULL;
     if (!at)
         return;
