@@ -2,9 +2,12 @@
  *
  * Straight on plan and backend, no engine between: what is wrong here is wrong in an op. */
 #include <dirent.h>
+#include <unistd.h>
 
 #include "backend/backend.h"
 #include "cells.h"
+#include "file/gguf_write.h"
+#include "model/mixture.h"
 #include "model/model.h"
 #include "plan/io.h"
 #include "test.h"
@@ -211,13 +214,13 @@ static void compare_layers(struct rig *r, uint32_t output, const float *expected
                                                expected + (uint64_t)i * width, width, true));
 }
 
-static struct figures run_reference(const struct reference *ref, const char *model, bool exact,
-                                    uint32_t chunk, bool with_greedy) {
+static struct figures run_at(const struct reference *ref, const char *model, bool exact,
+                             uint32_t chunk, bool with_greedy) {
     struct figures f = {0};
     struct rig r;
     char path[256], file[64];
     size_t logit_bytes, layer_bytes;
-    if (!rig_open(&r, test_data(in_folder(path, ref->name, model)), exact, DT_F32, 2, 64))
+    if (!rig_open(&r, model, exact, DT_F32, 2, 64))
         return f;
     struct prompts p = read_ids(test_data(in_folder(path, ref->name, "tokens.txt")));
     snprintf(file, sizeof file, "greedy%s.txt", ref->suffix);
@@ -240,6 +243,12 @@ static struct figures run_reference(const struct reference *ref, const char *mod
     free(layers);
     rig_close(&r);
     return f;
+}
+
+static struct figures run_reference(const struct reference *ref, const char *model, bool exact,
+                                    uint32_t chunk, bool with_greedy) {
+    char path[256];
+    return run_at(ref, test_data(in_folder(path, ref->name, model)), exact, chunk, with_greedy);
 }
 
 TEST(fidelity_of_every_gguf_reference) {
@@ -304,5 +313,69 @@ TEST(fidelity_of_int8_activations) {
         if (!(f.worst <= most) || f.worst < 1e-3)
             test_fail(__FILE__, __LINE__, "%s%s: logits off by %g, expected 0.001 to %g",
                       references[i].name, references[i].suffix, f.worst, most);
+    }
+}
+
+/* ---- experts whose gate and up are one tensor --------------------------------------------- */
+
+/* In `path`, the file with gate's rows and up's of each expert as one matrix. */
+static int write_fused(const struct gguf *g, const char *path, struct err *err) {
+    struct gguf_writer *w;
+    int status = gguf_writer_open(&w, path, 0, err);
+    if (status)
+        return status;
+    for (uint32_t i = 0; !status && i < g->n_keys; i++)
+        status = gguf_write_key(w, &g->keys[i], err);
+    for (int pass = 0; pass < 2; pass++)
+        for (uint32_t i = 0; !status && i < g->n_tensors; i++) {
+            const struct tensor *gate = &g->tensors[i], *up = NULL;
+            char name[64];
+            uint32_t block;
+            if (str_ends(gate->name, "ffn_up_exps.weight"))
+                continue;
+            if (str_ends(gate->name, "ffn_gate_exps.weight") && block_index(gate->name, &block)) {
+                snprintf(name, sizeof name, "blk.%u.ffn_up_exps.weight", block);
+                up = gguf_tensor(g, name);
+                snprintf(name, sizeof name, "blk.%u.ffn_gate_up_exps.weight", block);
+            }
+            uint64_t dims[4] = {gate->dims[0], gate->dims[1] << (up != NULL), gate->dims[2], 1};
+            uint64_t n = up ? gate->dims[2] : 1, bytes = gate->bytes / n;
+            if (!pass)
+                status = gguf_write_tensor(w, up ? str_of(name) : gate->name,
+                                           (enum dtype)gate->type, dims, gate->n_dims, err);
+            for (uint64_t e = 0; pass && !status && e < n; e++) {
+                status = gguf_write_data(w, gate->data + e * bytes, bytes, err);
+                if (!status && up)
+                    status = gguf_write_data(w, up->data + e * bytes, bytes, err);
+            }
+        }
+    if (!status)
+        return gguf_writer_close(w, err);
+    gguf_writer_abort(w);
+    return status;
+}
+
+TEST(fidelity_of_fused_experts) {
+    static const struct reference all[] = {{"qwen3moe-a", "-q8_0"}, {"qwen35-moe-a", ""}};
+    for (int i = 0; i < 2; i++) {
+        struct gguf *g = NULL;
+        struct err err = {0};
+        char file[64], path[256], fused[512];
+        snprintf(file, sizeof file, "model%s.gguf", *all[i].suffix ? all[i].suffix : "-f32");
+        snprintf(fused, sizeof fused, "%s", test_temporary("fused.gguf"));
+        int status = gguf_open(&g, test_data(in_folder(path, all[i].name, file)), &err);
+        if (status || (status = write_fused(g, fused, &err))) {
+            test_fail(__FILE__, __LINE__, "%s", err.text);
+            return;
+        }
+        for (int exact = 0; exact < 2; exact++) {
+            struct figures f = run_at(&all[i], fused, exact, 64, false);
+            double most = exact ? 2e-4 : 1;
+            if (!(f.worst <= most) || f.n_logits != 40)
+                test_fail(__FILE__, __LINE__, "%s: logits off by %g, expected %g", all[i].name,
+                          f.worst, most);
+        }
+        gguf_close(g);
+        unlink(fused);
     }
 }

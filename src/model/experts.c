@@ -17,13 +17,32 @@ int config_experts(struct model *m, struct err *err) {
     return config_width(c, m->keys, "experts in use", row, &c->experts_row, err);
 }
 
+/* Gate and up are two tensors, or of each expert one matrix: gate's rows, then up's. */
+static int bind_gate_and_up(struct model *m, int i, struct layer *l, struct err *err) {
+    uint32_t d = m->config.hidden, f = m->config.expert_ffn, e = m->config.experts;
+    struct operand both = {0};
+    int status =
+        bind_matrices(m, i, "ffn_gate_up_exps.weight", d, 2 * f, e, BIND_OPTIONAL, &both, err);
+    if (status)
+        return status;
+    if (both.n_dims) {
+        l->expert_gate = operand_at(REGION_WEIGHTS, both.type, both.offset, (uint32_t[4]){d, f, e});
+        l->expert_gate.plane = 2 * f;
+        l->expert_up = l->expert_gate;
+        l->expert_up.offset += f * operand_row_bytes(&both);
+        return SLUICE_OK;
+    }
+    status = bind_matrices(m, i, "ffn_gate_exps.weight", d, f, e, 0, &l->expert_gate, err);
+    return status ? status
+                  : bind_matrices(m, i, "ffn_up_exps.weight", d, f, e, 0, &l->expert_up, err);
+}
+
 int bind_experts(struct model *m, int i, struct layer *l, struct err *err) {
     const struct config *c = &m->config;
     uint32_t d = c->hidden, f = c->expert_ffn, e = c->experts, s = c->shared_ffn;
     int status;
     if ((status = bind_vector(m, i, "ffn_gate_inp.weight", e, d, 0, &l->router, err)) ||
-        (status = bind_matrices(m, i, "ffn_gate_exps.weight", d, f, e, 0, &l->expert_gate, err)) ||
-        (status = bind_matrices(m, i, "ffn_up_exps.weight", d, f, e, 0, &l->expert_up, err)) ||
+        (status = bind_gate_and_up(m, i, l, err)) ||
         (status = bind_matrices(m, i, "ffn_down_exps.weight", f, d, e, 0, &l->expert_down, err)))
         return status;
     if (s == 0)
