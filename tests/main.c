@@ -158,11 +158,17 @@ void test_guarded_free(const void *memory) {
     munmap(at, bytes + 2 * page);
 }
 
+/* Arguments: a part of a name, =the whole name, or -a part of names that are left out. */
 static bool is_wanted(const char *name, int argc, char **argv) {
-    for (int i = 1; i < argc; i++)
-        if (argv[i][0] == '=' ? strcmp(name, argv[i] + 1) == 0 : strstr(name, argv[i]) != NULL)
-            return true;
-    return argc < 2;
+    bool has_words = false, is_named = false;
+    for (int i = 1; i < argc; i++) {
+        if (argv[i][0] == '-' && strstr(name, argv[i] + 1))
+            return false;
+        has_words |= argv[i][0] != '-';
+        is_named |= argv[i][0] == '=' ? strcmp(name, argv[i] + 1) == 0
+                                      : argv[i][0] != '-' && strstr(name, argv[i]) != NULL;
+    }
+    return is_named || !has_words;
 }
 
 int main(int argc, char **argv) {

@@ -174,14 +174,15 @@ sanitized() {
     suite "$1, sanitizers" env ASAN_OPTIONS=detect_leaks=0 python3 "$2" build/asan/sluice "${@:3}"
 }
 
-# The longest first.
+# The longest first. Under sanitizers without what computes for long and reads nothing foreign (test-all leaves nothing
+# out): what measures, whose verbs test_leaks.sh runs, and rows of vector kernels, which are the release's there.
 quick() {
-    suite "unit tests, sanitizers" build/asan/tests
+    suite "unit tests, sanitizers" build/asan/tests $kernels
     suite "unit tests, release" build/tests
     check_vulkan $vulkan
     sanitized "command line" tests/test_cli.py
     suite "command line, release" env $full python3 tests/test_cli.py build/sluice
-    sanitized "verbs that run a model" tests/test_verbs.py
+    sanitized "verbs that run a model" tests/test_verbs.py $measuring
     suite "verbs that run a model, release" python3 tests/test_verbs.py build/sluice
     suite "conversations, release" python3 tests/test_chat.py build/sluice
     sanitized "conversations" tests/test_chat.py lines paste history characters control_c terminal \
@@ -273,8 +274,8 @@ all() {
 
 list_files >"$folder/before"
 case ${1:-} in
-    quick) leaks=0 load=30 full="" vulkan="device_logits device_greedy device_one_sub device_resume device_serve" narrow=vulkan_delta && quick ;;
-    all) leaks=1 load=300 full=SLUICE_TEST_FULL=1 vulkan=device_ narrow=vulkan_ && all ;;
+    quick) leaks=0 load=30 full="" kernels=-kernels_independent measuring="-bench -imatrix -drafts_by -predicts -threads_are -while_loading" vulkan="device_logits device_greedy device_one_sub device_resume device_serve" narrow=vulkan_delta && quick ;;
+    all) leaks=1 load=300 full=SLUICE_TEST_FULL=1 kernels="" measuring="" vulkan=device_ narrow=vulkan_ && all ;;
     build) build "${@:2}"; exit ;;
     *) echo "usage: run.sh quick|all|build COMMAND..." >&2; exit 2 ;;
 esac

@@ -1132,10 +1132,17 @@ def test_run_notices_a_full_device():
     assert p.returncode == 1 and b"cannot write to standard output: No space left on device" in p.stderr, p.stderr
 
 
+def is_wanted(name):
+    """By words on the command line: parts of names, or -parts of those that are left out."""
+    words = [w for w in sys.argv[2:] if not w.startswith("-")]
+    left_out = any(w[1:] in name for w in sys.argv[2:] if w.startswith("-"))
+    return name.startswith("test_") and not left_out and (not words or any(w in name for w in words))
+
+
 def main():
     passed = failed = skipped = 0
     for name, test in list(globals().items()):
-        if not name.startswith("test_") or (len(sys.argv) > 2 and not any(w in name for w in sys.argv[2:])):
+        if not is_wanted(name):
             continue
         started = sum(os.times()[:4])
         try:

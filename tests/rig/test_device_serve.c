@@ -38,7 +38,7 @@ static void simulate(const char *path, uint32_t sequences, uint32_t pages, uint3
 }
 
 TEST(device_serve_simulation) {
-    simulate("reference/qwen35-dense-a/model-q8_0.gguf", 3, 0, rig_is_slow() ? 12 : 60);
+    simulate("reference/qwen35-dense-a/model-q8_0.gguf", 3, 0, rig_is_slow() ? 6 : 60);
     if (rig_is_slow())
         return;
     simulate("reference/qwen35-moe-a/model-f32.gguf", 8, 0, 150);
