@@ -368,7 +368,7 @@ static uint32_t lay_out(struct project_schedule *s, uint32_t rows, uint32_t task
     s->partials_at = at;
     at += s->is_direct ? 0 : tasks * PROJECT_TILE_ROWS * rows * 4;
     at += shape->types & IS_F16 ? PROJECT_WARPS * 4 : 0; /* maxima */
-    at += PROJECT_MAX_ROWS * 4; /* the rows' factors */
+    at += PROJECT_MAX_ROWS * 4;                          /* the rows' factors */
     s->red_at = at;
     at += (rows * groups + heads) * 4;
     s->mbars_at = (at + 7) / 8 * 8;
