@@ -181,12 +181,11 @@ struct sluice_engine_options {
     uint32_t block_drafts; /* maximum tokens that sluice_engine_draft drafts for a sequence, 0 to 8,
                             * where the model has a block for that; 0, the default: the block is not
                             * loaded. It needs `drafts`. */
-    uint32_t
-        block_vocab; /* where the texts have few other tokens the block drafts from the first so
-                      * many of the vocabulary, whose rows of the LM head are all it reads then;
-                      * 0, the default: 98304 of a vocabulary of at least twice as many */
-    bool hidden;     /* steps hand out hidden states, for SLUICE_WANT_HIDDEN; on GPUs there are no
-                      * bursts then */
+    /* Where the texts have few other tokens the block drafts from this many, the vocabulary's first
+     * ones, and reads less of the LM head. 0, the default: 98304 of at least twice as many. */
+    uint32_t block_vocab;
+    bool hidden; /* steps hand out hidden states, for SLUICE_WANT_HIDDEN; on GPUs there are no
+                  * bursts then */
     uint64_t snapshot_bytes; /* memory for snapshots of recurrent state, which sluice_seq_resume and
                               * sluice_seq_rewind continue from; unused by plain transformers */
     uint32_t snapshot_every; /* tokens between two snapshots; 0: as many as take as much KV cache as

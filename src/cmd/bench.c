@@ -22,7 +22,10 @@
 #include "cmd/progress.h"
 #include "model/synth.h"
 
-enum { MAX_REPEATS = 100, COMMON_TOKENS = 50000 }; /* the latter: such as texts consist of */
+enum {
+    MAX_REPEATS = 100,
+    COMMON_TOKENS = 50000, /* the first ones: such as texts consist of */
+};
 
 struct bench {
     struct common common;

@@ -41,7 +41,7 @@
  * 1.5 %; two rows -2.6 %, so there they share one; qwen35-0.8b Q8_0, two rows 0.9 %, one row none;
  * smollm2-1.7b, one row, q4_q6 over q4_q6_f32 1.4 %. Below 9.0 there are only the larger sets. What
  * products of layers never need is in `all` alone: rows that cannot be read 16 bytes at a time (of
- * one row and two), an LM head of one row without PICK (the kernels with F16 have both). */
+ * one row), an LM head of one row without PICK (the kernels with F16 have both). */
 #ifndef BACKEND_CUDA_KERNELS_PROJECT_GEMV_CUH
 #define BACKEND_CUDA_KERNELS_PROJECT_GEMV_CUH
 
