@@ -10,13 +10,13 @@
  * a tile: see tiles.h.
  *
  * Pipeline: each warp has its own, of p.stages K blocks in shared memory, filled by the copy engine
- * (R = 1, one bulk copy a K block and an mbarrier a stage; the lanes' load units stay free for the
- * activations) or by cp.async. It is filled before pdl_wait, so memory is busy while this kernel
- * waits for its input and quantizes it. A warp issues its second K block only when the first has
- * arrived: at that time the previous kernel reads its activations, which would queue after all
- * weights in flight. R = 1: every thread block quantizes the row itself. More: project_quantize
- * ran before, and their qacts are copied to shared memory (two rows of qwen35-4b 1368 to 1483
- * tok/s).
+ * (one row, and K-quants of 2 to 4: one bulk copy a K block and an mbarrier a stage; the lanes'
+ * load units stay free for the activations) or by cp.async. It is filled before pdl_wait, so memory
+ * is busy while this kernel waits for its input and quantizes it. A warp issues its second K block
+ * only when the first has arrived: at that time the previous kernel reads its activations, which
+ * would queue after all weights in flight. R = 1: every thread block quantizes the row itself.
+ * More: project_quantize ran before, and their qacts are copied to shared memory (two rows of
+ * qwen35-4b 1368 to 1483 tok/s).
  *
  * Bytes: each weight once for R rows; of the activations a qact's input a thread block.
  *
@@ -198,6 +198,13 @@ static __device__ __forceinline__ uint32_t task_first_kblock(const struct projec
 
 /* ---- the pipeline ------------------------------------------------------------------------- */
 
+/* Whether the copy engine fills it. Of 2 to 4 rows only K-quants gain by it: two rows of qwen35-4b
+ * Q4_K_M 1507 to 1526 tok/s, but of BF16 2.5 % less. */
+template <int SET, int R> static __device__ __forceinline__ constexpr bool is_bulk(void) {
+    bool is_k_quant = SET & IS_K_QUANT && !(SET & DEEP_PIPELINE);
+    return HAS_CP_ASYNC_BULK && (R == 1 || (R <= 4 && is_k_quant));
+}
+
 /* Whether there are registers to keep what is known before the wait. */
 template <int SET, int R> static __device__ __forceinline__ constexpr bool keeps_early(void) {
     return HAS_CP_ASYNC_BULK && R == 1 && SET != IS_ANY && SET & (IS_Q4_K | IS_BF16 | IS_Q8_0);
@@ -259,7 +266,7 @@ static __device__ __forceinline__ void load_kblock(const struct project_params &
                                                    struct kblock_loader &l, uint32_t stage,
                                                    uint32_t mbar, uint32_t none = 0) {
     constexpr uint32_t BYTES = set_kblock_bytes<SET>();
-    constexpr bool IS_BULK = HAS_CP_ASYNC_BULK && R == 1;
+    constexpr bool IS_BULK = is_bulk<SET, R>();
     struct task t;
     uint32_t lane = threadIdx.x % 32;
     if (l.left == 0 && l.next_task < l.n_tasks) {
@@ -297,7 +304,7 @@ template <int SET, int R>
 static __device__ __forceinline__ void fill_pipeline(const struct project_params &p,
                                                      struct kblock_loader &l, uint32_t stages,
                                                      uint32_t pipeline, uint32_t mbars) {
-    constexpr bool IS_BULK = HAS_CP_ASYNC_BULK && R == 1;
+    constexpr bool IS_BULK = is_bulk<SET, R>();
     if (IS_BULK)
         mbarrier_init_stages(mbars, stages);
 #pragma unroll 1
@@ -311,6 +318,21 @@ static __device__ __forceinline__ void fill_pipeline(const struct project_params
         }
         load_kblock<SET, R>(p, l, pipeline + i * p.stage_bytes, mbars + i * 8);
     }
+}
+
+/* Of two stages, those that fill_pipeline has begun to load, of the warp's first task t: a thread
+ * block must not end before. */
+template <int SET, int R>
+static __device__ __forceinline__ void wait_first_stages(const struct project_params &p,
+                                                         const struct task &t, uint32_t warp,
+                                                         uint32_t n_tasks, uint32_t mbars) {
+    if (!is_bulk<SET, R>()) {
+        cp_async_wait<0>();
+        return;
+    }
+    mbarrier_wait(mbars, 0);
+    if (task_kblocks(p.segments[t.segment], t.split) > 1 || warp + p.task_warps < n_tasks)
+        mbarrier_wait(mbars + 8, 0);
 }
 
 /* ---- activations in shared memory --------------------------------------------------------- */
@@ -853,7 +875,7 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
     uint32_t stage = 0, stages = keeps_early<SET, R>() ? own_stages
                                  : SET & DEEP_PIPELINE ? p.stages
                                                        : 2;
-    constexpr bool IS_BULK = HAS_CP_ASYNC_BULK && R == 1;
+    constexpr bool IS_BULK = is_bulk<SET, R>();
     uint32_t base = (uint32_t)__cvta_generic_to_shared(shared), i = warp, phase = 0;
     bool is_direct = !is_layer<SET, R, LM_HEAD>() && p.is_direct;
     for (;;) {
@@ -1080,7 +1102,7 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
                                                     const LM_HEAD &lm_head = LM_HEAD()) {
     extern __shared__ uint4 shared[];
     constexpr bool IS_FUSED = R == 1; /* the row is quantized here */
-    constexpr bool IS_BULK = HAS_CP_ASYNC_BULK && R == 1;
+    constexpr bool IS_BULK = is_bulk<SET, R>();
     constexpr bool ALL_VEC4 = SET != IS_ANY && !(SET & IS_F16) && !LM_HEAD::IS_LM_HEAD;
     constexpr bool IS_LAYER = is_layer<SET, R, LM_HEAD>();
     constexpr bool IS_EARLY = keeps_early<SET, R>() && !LM_HEAD::IS_LM_HEAD;
@@ -1095,7 +1117,8 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
     struct kblock_loader l = {NULL, 0, warp, count_tasks<has_shares<SET, R>()>(p), 0};
     struct task t;
     bool has_task = warp < p.task_warps && warp < l.n_tasks;
-    uint32_t mbars = base_addr + p.mbars_at + warp * p.stages * 8, stages = p.stages;
+    uint32_t qacts_mbar = base_addr + p.mbars_at, stages = p.stages;
+    uint32_t mbars = qacts_mbar + (IS_FUSED ? 0 : 8) + warp * stages * 8;
     if (has_extra_stages<SET, R>()) {
         stages += warp < p.extra_stages;
         pipeline += min(warp, p.extra_stages) * p.stage_bytes;
@@ -1107,7 +1130,7 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
     }
     if (!IS_FUSED) {
         if (warp == 0)
-            mbarrier_init_stages(mbars, 1); /* for the qacts; the pipeline uses cp.async */
+            mbarrier_init_stages(qacts_mbar, 1);
         __syncthreads();
     }
     struct task_span span = {};
@@ -1172,11 +1195,12 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
     } else {
         pdl_wait(p.io);
         if (threadIdx.x == 0)
-            load_qacts<R>(p, first_row, qacts, red, base_addr + p.mbars_at);
+            load_qacts<R>(p, first_row, qacts, red, qacts_mbar);
         n_rows = count_rows(p.io, p.in);
-        bulk_wait(base_addr + p.mbars_at, 0);
+        bulk_wait(qacts_mbar, 0);
         if (first_row >= n_rows) {
-            cp_async_wait<0>();
+            if (has_task)
+                wait_first_stages<SET, R>(p, t, warp, l.n_tasks, mbars);
             return;
         }
     }

@@ -81,7 +81,7 @@ struct project_params {
     uint32_t qact_at;     /* a qact a row */
     uint32_t red_at;      /* sums of squares, or factors of heads; before it the rows' factors, and
                             of F16 the largest values of warps */
-    uint32_t mbars_at;    /* an mbarrier a stage */
+    uint32_t mbars_at;    /* an mbarrier a stage; before them, of two rows and more, the qacts' */
     uint32_t qact_bytes;  /* of a row */
     uint32_t has_bias;    /* some segment has */
     uint32_t n_blocks;    /* gridDim.x */
