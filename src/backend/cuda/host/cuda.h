@@ -48,6 +48,7 @@ struct recorder {
     bool is_counting;
     bool is_decode; /* every segment of the step has one row: kernels for longer ones are left out
                      */
+    bool is_few;    /* the recording for steps that delta_few is for, though the plan has logs */
     uint32_t step;  /* of a burst; later steps find their IO on the device */
     uint32_t n_steps;
     bool has_wanted;     /* the LM head writes the logits that the host asks for, */
@@ -124,7 +125,9 @@ struct cuda_recording {
     CUgraphExec graph;
     CUgraphExec burst;             /* the steps of a burst; NULL: not for this plan */
     struct cuda_recording *decode; /* for steps whose segments all have one row; NULL: none */
-    bool has_few;                  /* a DELTA has a kernel for segments of a few rows */
+    struct cuda_recording *few;    /* for the others that have few open logs; NULL: none */
+    bool has_few;                  /* a DELTA has a kernel for segments of a few rows, */
+    bool wants_few;                /* or would have one but for the log */
     bool has_logs;                 /* a DELTA leaves rows to the log, see log.c; */
     bool reads_states;        /* a DELTA knows no log, and wants decode segments settled, too */
     double expected;          /* seconds a step usually takes; 0: not known yet */
@@ -243,6 +246,9 @@ int cuda_settle_copies(struct backend *b, const struct backend_copy *list, uint3
 int cuda_settle_moves(struct backend *b, const struct backend_move *list, uint32_t n,
                       struct err *err);
 int cuda_settle_all(struct backend *b, struct err *err);
+/* Whether settling all states of the step in IO costs less than what it saves to leave out the log
+ * (a few microseconds for each cell that has entries). */
+bool cuda_has_few_open(const struct backend *b, const struct plan *plan);
 /* Before a step with IO as it is; notes which cells have entries after it. */
 int cuda_settle_for_step(struct backend *b, const struct cuda_recording *r, bool is_burst,
                          struct err *err);

@@ -175,6 +175,16 @@ int cuda_settle_all(struct backend *b, struct err *err) {
 
 /* ---- steps -------------------------------------------------------------------------------- */
 
+bool cuda_has_few_open(const struct backend *b, const struct plan *plan) {
+    enum { FEW = 8 };
+    const struct io_header *header = (const struct io_header *)b->io;
+    const struct io_segment *segments = (const void *)(b->io + plan->io.segments);
+    uint32_t n_open = 0;
+    for (uint32_t i = 0; i < header->n_segments; i++)
+        n_open += segments[i].cell < b->logs.n_cells && b->logs.is_open[segments[i].cell];
+    return n_open <= FEW;
+}
+
 static void open_log(struct cuda_logs *logs, uint32_t cell) {
     if (cell < logs->n_cells && !logs->is_open[cell]) {
         logs->is_open[cell] = 1;

@@ -109,6 +109,14 @@ static void close_beside(struct backend *b) {
         driver.stream_destroy(b->beside);
 }
 
+static void close_variant(struct cuda_recording *r) {
+    if (r && r->graph)
+        driver.graph_exec_destroy(r->graph);
+    if (r)
+        free(r->nodes);
+    free(r);
+}
+
 /* A lost context frees nothing by name; releasing it frees everything. */
 static void cuda_close(struct backend *b) {
     if (!b)
@@ -124,12 +132,8 @@ static void cuda_close(struct backend *b) {
             if (b->recordings[i].burst)
                 driver.graph_exec_destroy(b->recordings[i].burst);
             free(b->recordings[i].nodes);
-            struct cuda_recording *decode = b->recordings[i].decode;
-            if (decode && decode->graph)
-                driver.graph_exec_destroy(decode->graph);
-            if (decode)
-                free(decode->nodes);
-            free(decode);
+            close_variant(b->recordings[i].decode);
+            close_variant(b->recordings[i].few);
         }
         if (b->trace) {
             driver.host_free(b->trace);

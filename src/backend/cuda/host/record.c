@@ -360,35 +360,33 @@ static bool wants_decode(const struct cuda_recording *r) {
            2 * plan->pages.dims[1] > plan->max_rows;
 }
 
-static int record_decode_steps(struct backend *b, struct cuda_recording *of, struct err *err) {
-    of->decode = calloc(1, sizeof *of->decode);
-    if (!of->decode)
-        return err_memory(err, "a recording");
-    struct recorder r = {.plan = of->decode->plan = of->plan,
-                         .b = b,
-                         .n_sms = b->n_sms,
-                         .exact = b->exact,
-                         .err = err,
-                         .is_decode = true,
-                         .into = of->decode};
-    int status = walk(&r, 1);
-    return status ? status : capture(b, of->decode, &of->decode->graph, err);
+/* Another recording of the plan, for the steps that `as` says. */
+static int record_variant(struct recorder as, struct cuda_recording **out) {
+    *out = calloc(1, sizeof **out);
+    if (!*out)
+        return err_memory(as.err, "a recording");
+    (*out)->plan = as.plan;
+    as.into = *out;
+    int status = walk(&as, 1);
+    return status ? status : capture(as.b, *out, &(*out)->graph, as.err);
 }
 
 static int record_plan(struct backend *b, const struct plan *plan, struct cuda_recording *into,
                        struct err *err) {
-    struct recorder r = {.plan = into->plan = plan,
-                         .b = b,
-                         .n_sms = b->n_sms,
-                         .exact = b->exact,
-                         .err = err,
-                         .into = into};
-    int status = walk(&r, 1);
-    CHECK(status || (r.work_most <= b->work.bytes && r.counters_most <= b->counters.bytes));
+    struct recorder start = {
+        .plan = into->plan = plan, .b = b, .n_sms = b->n_sms, .exact = b->exact, .err = err};
+    struct recorder all = start, decode = start, few = start;
+    all.into = into;
+    decode.is_decode = true;
+    few.is_few = true;
+    int status = walk(&all, 1);
+    CHECK(status || (all.work_most <= b->work.bytes && all.counters_most <= b->counters.bytes));
     if (!status)
         status = capture(b, into, &into->graph, err);
     if (!status && wants_decode(into))
-        status = record_decode_steps(b, into, err);
+        status = record_variant(decode, &into->decode);
+    if (!status && into->wants_few)
+        status = record_variant(few, &into->few);
     if (!status && plan_wants_burst(plan) && plan_burst_steps(plan) * into->n_nodes < MAX_STAMPS)
         status = record_burst(b, into, err);
     return status;

@@ -25,7 +25,9 @@ static struct cuda_recording *recording_of(const struct backend *b, uint32_t pla
     CHECK(plan < b->n_recordings);
     struct cuda_recording *r = &b->recordings[plan];
     bool is_decode = header_of(b)->n_rows == header_of(b)->n_segments;
-    return r->decode && is_decode ? r->decode : r;
+    if (is_decode)
+        return r->decode ? r->decode : r;
+    return r->few && cuda_has_few_open(b, r->plan) ? r->few : r;
 }
 
 static int launch_graph(struct backend *b, uint32_t plan, bool is_burst, struct err *err) {

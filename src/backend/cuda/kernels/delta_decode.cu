@@ -13,10 +13,11 @@
  * row: 6.7 % of a step of qwen35-0.8b.
  *
  * delta_few_J_128: plans of up to DELTA_FEW_ROWS rows, such as verify drafts; the shapes of
- * delta_decode_full. A block a head tile and segment: it convolves its channels for all rows, and
- * applies them to its columns one after the other. q and k of a key head are convolved by all tiles
- * that share it, from the same window, which the segment may overwrite: the last of these blocks to
- * have read it writes it. */
+ * delta_decode_full. A block a head tile and segment, or several segments one after the other: it
+ * convolves its channels for a chunk of rows, then applies them to its columns, which stay in
+ * registers for all rows of the segment. q and k of a key head are convolved by all tiles that
+ * share it, from the same window, which the segment may overwrite: the last of these blocks to have
+ * read it writes it. */
 #include "backend/cuda/kernels/delta.cuh"
 
 /* silu of the convolution, oldest position first; those before position 0 are left out. */
@@ -33,7 +34,7 @@ static __device__ __forceinline__ float convolve(uint32_t width, uint32_t positi
     return silu_approx(sum);
 }
 
-enum { CHANNELS_BARRIER = 1, GATE_BARRIER = 2, FULL_KEY = 128 };
+enum { CHANNELS_BARRIER = 1, GATE_BARRIER = 2, SEGMENT_BARRIER = 3, FULL_KEY = 128 };
 
 /* By a warp more than those with columns: the gates take longer than the convolution, and are
  * needed after the norms. */
@@ -192,27 +193,90 @@ static __device__ __forceinline__ void delta_decode_full(const struct delta_para
 
 /* ---- a few rows --------------------------------------------------------------------------- */
 
-/* A segment as IO has it; before pdl_wait a guess, as struct place. */
-static __device__ __forceinline__ struct io_segment few_segment(const struct delta_params &p) {
-    uint4 g = ld_volatile_u32x4(p.io.segments + blockIdx.y);
+/* Segment i as IO has it; before pdl_wait a guess, as struct place. */
+static __device__ __forceinline__ struct io_segment few_segment(const struct delta_params &p,
+                                                                uint32_t i) {
+    uint4 g = ld_volatile_u32x4(p.io.segments + i);
     return {min(g.x, p.n_cells - 1), g.y, g.z, g.w};
 }
 
-/* A lane a row. */
-static __device__ __forceinline__ void make_gates(const struct delta_params &p, uint32_t head,
-                                                  struct delta_gate *gates) {
+/* What a segment's rows have besides their channels. */
+struct few_rows {
+    struct delta_gate gates[DELTA_FEW_ROWS];
+    uint32_t to[DELTA_FEW_ROWS]; /* the cell that a row's state is stored to, or IO_NO_CELL */
+};
+
+/* By the warp more: a lane a row, segment after segment. */
+static __device__ __forceinline__ void make_rows(const struct delta_params &p, uint32_t head,
+                                                 struct few_rows &rows) {
+    static_assert(DELTA_FEW_ROWS <= 32, "a lane a row");
     float a = ld_no_allocate_f32(p.a + head), dt = ld_no_allocate_f32(p.dt + head);
     uint32_t lane = threadIdx.x % 32;
     pdl_wait();
-    if (blockIdx.y >= p.io.header->n_segments)
-        return;
-    struct io_segment g = few_segment(p);
-    if (lane < g.n_rows) {
-        const float *row = p.in + (uint64_t)(g.first_row + lane) * p.in_stride + head;
-        gates[lane] = gate_of(__ldcg(row + p.alpha_column), __ldcg(row + p.beta_column), a, dt);
+    uint32_t n_segments = p.io.header->n_segments;
+#pragma unroll 1
+    for (uint32_t i = blockIdx.y; i < n_segments; i += gridDim.y) {
+        if (i != blockIdx.y) /* those of the segment before are no longer read */
+            any_barrier_sync(SEGMENT_BARRIER, THREADS + 32);
+        struct io_segment g = few_segment(p, i);
+        if (lane < g.n_rows) {
+            const float *row = p.in + (uint64_t)(g.first_row + lane) * p.in_stride + head;
+            rows.to[lane] = p.io.to[g.first_row + lane];
+            rows.gates[lane] =
+                gate_of(__ldcg(row + p.alpha_column), __ldcg(row + p.beta_column), a, dt);
+        }
+        __syncwarp();
+        any_barrier_arrive(GATE_BARRIER, THREADS + 32);
     }
-    __syncwarp();
-    any_barrier_arrive(GATE_BARRIER, THREADS + 32);
+}
+
+/* A channel's inputs of all rows to shared memory, a thread's own. A chunk's loads are in flight at
+ * once. */
+template <uint32_t STRIDE>
+static __device__ __forceinline__ void load_inputs(const float *in, uint64_t in_stride,
+                                                   uint32_t n_rows, float *inputs) {
+    constexpr uint32_t CHUNK = DELTA_FEW_CHUNK;
+#pragma unroll 1
+    for (uint32_t first = 0; first < n_rows; first += CHUNK, in += CHUNK * in_stride) {
+        float x[CHUNK];
+#pragma unroll
+        for (uint32_t r = 0; r < CHUNK; r++) {
+            x[r] = 0;
+            ld_cg_f32_if(first + r < n_rows, in + r * in_stride, x[r]);
+        }
+#pragma unroll
+        for (uint32_t r = 0; r < CHUNK; r++)
+            if (first + r < n_rows)
+                inputs[(3 + first + r) * STRIDE] = x[r];
+    }
+}
+
+/* The three inputs before the segment's first row, oldest first, from the window. */
+template <uint32_t STRIDE>
+static __device__ __forceinline__ void load_earlier_inputs(const float *window, uint32_t position,
+                                                           float *inputs) {
+#pragma unroll
+    for (uint32_t t = 0; t < 3; t++)
+        inputs[t * STRIDE] = window[(position + t + 1) % 4 * STRIDE];
+}
+
+/* A channel of up to a chunk of rows; `inputs` is three before the first one's, whose position is
+ * `position`. */
+template <uint32_t STRIDE>
+static __device__ __forceinline__ void convolve_chunk(const float4 &weights, uint32_t position,
+                                                      uint32_t n_rows, const float *inputs,
+                                                      float *y) {
+    float before[3] = {inputs[0], inputs[STRIDE], inputs[2 * STRIDE]};
+#pragma unroll
+    for (uint32_t r = 0; r < DELTA_FEW_CHUNK; r++, position++) {
+        float x = r < n_rows ? inputs[(3 + r) * STRIDE] : 0, sum = 0;
+        sum = position >= 3 ? fmaf(weights.x, before[0], sum) : sum;
+        sum = position >= 2 ? fmaf(weights.y, before[1], sum) : sum;
+        sum = position >= 1 ? fmaf(weights.z, before[2], sum) : sum;
+        if (r < n_rows)
+            y[r * STRIDE] = silu_approx(fmaf(weights.w, x, sum));
+        before[0] = before[1], before[1] = before[2], before[2] = x;
+    }
 }
 
 /* A channel's window after a row whose position is `position`; `inputs` is at that row's. */
@@ -224,92 +288,96 @@ static __device__ __forceinline__ void write_window(const struct delta_params &p
         window[(position - back) % 4 * p.channels] = *(inputs - back * stride);
 }
 
-/* Dynamic shared memory: y, then the inputs of the convolution from three positions before the
- * segment on, both (rows, channels). */
+/* Whether this block is the last of those that share the key head to have read its window of the
+ * segment. By one thread. */
+static __device__ __forceinline__ bool arrive_last(const struct delta_params &p, uint32_t segment,
+                                                   uint32_t key_head) {
+    uint32_t *arrivals = p.arrivals + segment * p.key_heads + key_head;
+    uint32_t n = p.value_heads / p.key_heads * p.decode_tiling.tiles;
+    bool is_last = atomicAdd(arrivals, 1) == n - 1;
+    if (is_last)
+        *arrivals = 0;
+    return is_last;
+}
+
+/* Dynamic shared memory, of which a thread has a column: conv weights, (channels, 4), y, (chunk,
+ * channels), the window, (4, channels), and the inputs of the convolution from three positions
+ * before the segment on, (rows, channels). y alone is read by others. */
 template <int J> static __device__ __forceinline__ void delta_few(const struct delta_params &p) {
-    constexpr uint32_t CHANNELS = 2 * FULL_KEY + DELTA_WARPS * J, ROWS = DELTA_FEW_ROWS;
+    constexpr uint32_t CHANNELS = 2 * FULL_KEY + DELTA_WARPS * J, CHUNK = DELTA_FEW_CHUNK;
     static_assert(CHANNELS <= THREADS, "a thread a channel");
     extern __shared__ float4 dynamic[];
-    __shared__ struct delta_gate gates[ROWS];
+    __shared__ struct few_rows rows;
     __shared__ bool is_last;
-    float *y = (float *)dynamic, *inputs = y + ROWS * CHANNELS + threadIdx.x;
     uint32_t tid = threadIdx.x, warp = tid / 32;
+    float4 *weights = dynamic + tid;
+    float *y = (float *)(dynamic + CHANNELS), *window = y + CHUNK * CHANNELS + tid;
+    float *inputs = window + 4 * CHANNELS;
     struct head_tile tile = head_tile_of(p, p.decode_tiling, blockIdx.x);
     if (warp == DELTA_WARPS)
-        return make_gates(p, tile.head, gates);
+        return make_rows(p, tile.head, rows);
     bool has_channel = tid < CHANNELS, is_key = tid < 2 * FULL_KEY;
     uint32_t c = has_channel ? (uint32_t)channel_of(p, tile, tid) : 0;
     uint32_t column = tile.head * p.value_width + tile.first_column + warp * J; /* of all heads */
-    float4 weights = ld_no_allocate_f32x4(p.conv_weights + (uint64_t)c * 4);
-    struct io_segment guess = few_segment(p);
+    float4 own_weights = ld_no_allocate_f32x4(p.conv_weights + (uint64_t)c * 4);
+    uint32_t guess = few_segment(p, blockIdx.y).cell;
     struct full_past<J> past;
-    past.load(p, guess.cell, column, c);
+    past.load(p, guess, column, c);
+    auto store_window = [&]() {
+#pragma unroll
+        for (uint32_t t = 0; t < 4; t++)
+            window[t * CHANNELS] = past.window[t];
+    };
+    if (has_channel) {
+        *weights = own_weights;
+        store_window();
+    }
     pdl_wait(p.io);
-    if (blockIdx.y >= p.io.header->n_segments)
-        return;
-    struct io_segment g = few_segment(p);
-    float x[ROWS];
-#pragma unroll
-    for (uint32_t r = 0; r < ROWS; r++) {
-        x[r] = 0;
-        ld_cg_f32_if(has_channel && r < g.n_rows,
-                     p.in + (uint64_t)(g.first_row + r) * p.in_stride + c, x[r]);
-    }
-    if (g.cell != guess.cell)
-        past.load(p, g.cell, column, c);
-    float before[3]; /* oldest first */
-#pragma unroll
-    for (uint32_t t = 0; t < 3; t++) {
-        uint32_t entry = (g.first_position + t + 1) % 4;
-        float low = entry & 1 ? past.window[1] : past.window[0],
-              high = entry & 1 ? past.window[3] : past.window[2];
-        before[t] = entry & 2 ? high : low;
-        if (has_channel)
-            inputs[t * CHANNELS] = before[t];
-    }
-#pragma unroll
-    for (uint32_t r = 0; r < ROWS; r++) {
-        uint32_t position = g.first_position + r;
-        float sum = 0;
-        sum = position >= 3 ? fmaf(weights.x, before[0], sum) : sum;
-        sum = position >= 2 ? fmaf(weights.y, before[1], sum) : sum;
-        sum = position >= 1 ? fmaf(weights.z, before[2], sum) : sum;
-        if (has_channel && r < g.n_rows) {
-            y[r * CHANNELS + tid] = silu_approx(fmaf(weights.w, x[r], sum));
-            inputs[(3 + r) * CHANNELS] = x[r];
-        }
-        before[0] = before[1], before[1] = before[2], before[2] = x[r];
-    }
-    any_barrier_sync(CHANNELS_BARRIER, THREADS);
-    if (tid == 0) { /* all of the block have used what they read of the window */
-        uint32_t *arrivals = p.arrivals + blockIdx.y * p.key_heads + tile.key_head;
-        uint32_t n = p.value_heads / p.key_heads * p.decode_tiling.tiles;
-        is_last = atomicAdd(arrivals, 1) == n - 1;
-        if (is_last)
-            *arrivals = 0;
-    }
 #pragma unroll 1
-    for (uint32_t r = 0; r < g.n_rows; r++) {
-        float q[4], k[4], v[J];
-        load_qkv<J, 4, true>(y + r * CHANNELS, FULL_KEY, q, k, v);
-        full_rule<J>(p, past.s, q, k, v, gates[r],
-                     p.out + (uint64_t)(g.first_row + r) * p.out_stride + column, [&]() {
-                         if (r == 0)
-                             any_barrier_sync(GATE_BARRIER, THREADS + 32);
-                     });
-        uint32_t cell = p.io.to[g.first_row + r];
-        if (cell != IO_NO_CELL)
-            store_state<J, 4>(past.s,
-                              p.state + (cell * p.state_stride + (uint64_t)column * FULL_KEY),
-                              FULL_KEY, J, true);
-    }
-    any_barrier_sync(CHANNELS_BARRIER, THREADS);
-    if (!has_channel || (is_key && !is_last))
-        return;
-    for (uint32_t r = 0; r < g.n_rows; r++) {
-        uint32_t cell = p.io.to[g.first_row + r];
-        if (cell != IO_NO_CELL)
-            write_window(p, cell, g.first_position + r, c, inputs + (3 + r) * CHANNELS, CHANNELS);
+    for (uint32_t i = blockIdx.y; i < p.io.header->n_segments; i += gridDim.y) {
+        struct io_segment g = few_segment(p, i);
+        bool was_guessed = i == blockIdx.y && g.cell == guess;
+        if (!was_guessed)
+            past.load(p, g.cell, column, c);
+        if (has_channel) {
+            if (!was_guessed)
+                store_window();
+            load_inputs<CHANNELS>(p.in + g.first_row * p.in_stride + c, p.in_stride, g.n_rows,
+                                  inputs);
+            load_earlier_inputs<CHANNELS>(window, g.first_position, inputs);
+        }
+#pragma unroll 1
+        for (uint32_t r = 0; r < g.n_rows; r++) {
+            if (r % CHUNK == 0) {
+                if (r) /* the chunk before is used */
+                    any_barrier_sync(CHANNELS_BARRIER, THREADS);
+                if (has_channel)
+                    convolve_chunk<CHANNELS>(*weights, g.first_position + r, g.n_rows - r,
+                                             inputs + r * CHANNELS, y + tid);
+                any_barrier_sync(CHANNELS_BARRIER, THREADS);
+                if (r == 0 && tid == 0) /* all have used what they read of the window */
+                    is_last = arrive_last(p, i, tile.key_head);
+            }
+            float q[4], k[4], v[J];
+            load_qkv<J, 4, true>(y + r % CHUNK * CHANNELS, FULL_KEY, q, k, v);
+            full_rule<J>(p, past.s, q, k, v, rows.gates[r],
+                         p.out + (g.first_row + r) * p.out_stride + column, [&]() {
+                             if (r == 0)
+                                 any_barrier_sync(GATE_BARRIER, THREADS + 32);
+                         });
+            uint32_t cell = rows.to[r];
+            if (cell != IO_NO_CELL)
+                store_state<J, 4>(past.s,
+                                  p.state + (cell * p.state_stride + (uint64_t)column * FULL_KEY),
+                                  FULL_KEY, J, true);
+        }
+        any_barrier_sync(CHANNELS_BARRIER, THREADS);
+        for (uint32_t r = 0; r < g.n_rows && has_channel && (!is_key || is_last); r++)
+            if (rows.to[r] != IO_NO_CELL)
+                write_window(p, rows.to[r], g.first_position + r, c, inputs + (3 + r) * CHANNELS,
+                             CHANNELS);
+        if (i + gridDim.y < p.io.header->n_segments)
+            any_barrier_arrive(SEGMENT_BARRIER, THREADS + 32);
     }
 }
 

@@ -1,12 +1,13 @@
 /* delta.c - which kernel a DELTA becomes, how value heads are tiled, and the workspace of prefill.
  *
  *   1 row         delta_decode_J_KEY
- *   2 to 8        delta_few_J_128, unless all segments have one row
+ *   2 to 32       delta_few_J_128, unless all segments have one row
  *   2 to 32       delta_batch_tile_J_KEY, or delta_batch_J_KEY
  *   more          delta_conv_KEY, delta_scan_C_KEY for prefill segments, then one of those two
  *
  * delta_log takes the place of delta_batch_tile from DELTA_LOG_ROWS rows on, where there are many
- * sequences (delta.h); prefill segments have kernels of their own then.
+ * sequences (delta.h); prefill segments have kernels of their own then. Where delta_few could have
+ * them it has a recording of its own, for steps that would settle few logs for it (host/step.c).
  *
  * delta_batch_tile: 128-wide keys, full tiles, conv_width 4, and room for all segments.
  *
@@ -85,30 +86,6 @@ static bool has_full_shape(const struct delta_params *p) {
     return p->is_state_vec4 && p->key_width == 128 && p->conv_width == 4 &&
            p->value_width % (DELTA_WARPS * p->decode_tiling.columns) == 0 &&
            (uintptr_t)p->conv_weights % 16 == 0;
-}
-
-/* False: record_batch has to follow. It does for plans that are not for delta_few, and while memory
- * is counted, as steps whose segments all have one row still use its kernels. */
-static bool record_few(struct recorder *r, const struct op_delta *d, int *status) {
-    static const char *const KERNELS[3] = {"delta_few_1_128", "delta_few_2_128", "delta_few_4_128"};
-    struct delta_params p = params_of(r, d);
-    p.decode_tiling = tiling_for(d, r->n_sms, 1, 4);
-    uint32_t columns = p.decode_tiling.columns, channels = 2 * p.key_width + DELTA_WARPS * columns;
-    if (p.max_rows > DELTA_FEW_ROWS || r->is_decode || !has_full_shape(&p))
-        return false;
-    p.arrivals = recorder_counters(r, (uint64_t)p.max_segments * p.key_heads);
-    if (r->is_counting)
-        return false;
-    note_log(r, false);
-    r->into->has_few = true;
-    struct cuda_launch launch = {
-        .kernel = KERNELS[columns / 2],
-        .grid = {p.value_heads * p.decode_tiling.tiles, p.max_segments, 1},
-        .threads = DELTA_WARPS * 32 + 32, /* a warp for the gates */
-        .shared = DELTA_FEW_SHARED(channels),
-    };
-    *status = recorder_launch(r, &launch, &p, sizeof p);
-    return true;
 }
 
 static int record_decode(struct recorder *r, const struct op_delta *d) {
@@ -255,21 +232,67 @@ static int record_scan(struct recorder *r, struct delta_params *p) {
     return status ? status : recorder_launch(r, &scan, p, sizeof *p);
 }
 
+/* How any segments are divided, and whether they leave rows to the log; returns blocks an SM. */
+static uint32_t plan_batch(struct recorder *r, const struct op_delta *d, struct delta_params *p) {
+    *p = params_of(r, d);
+    uint32_t per_sm = batch_blocks_per_sm(r, p);
+    p->is_conv_vec4 =
+        p->is_state_vec4 && p->channels % 4 == 0 && p->in_stride % 4 == 0 &&
+        ((uintptr_t)p->in | (uintptr_t)p->window | (uintptr_t)p->conv_weights) % 16 == 0;
+    plan_batch_tilings(r, d, p, per_sm * r->n_sms);
+    if (p->max_rows > DELTA_FUSED_ROWS && !p->blocks_per_tile && per_sm > 1) {
+        per_sm = 1; /* delta_batch of mostly prefill */
+        plan_batch_tilings(r, d, p, r->n_sms);
+    }
+    plan_log(r, d, p);
+    return per_sm;
+}
+
+static bool leaves_rows_to_log(struct recorder *r, const struct op_delta *d) {
+    struct delta_params p;
+    plan_batch(r, d, &p);
+    return p.log_cells != 0;
+}
+
+/* False: record_batch has to follow. It does for plans that are not for delta_few, and while memory
+ * is counted, as other recordings of the plan use its kernels: for steps whose segments all have
+ * one row, and, where rows are left to the log, for all that the recording for delta_few is not
+ * for. */
+static bool record_few(struct recorder *r, const struct op_delta *d, int *status) {
+    static const char *const KERNELS[3] = {"delta_few_1_128", "delta_few_2_128", "delta_few_4_128"};
+    struct delta_params p = params_of(r, d);
+    p.decode_tiling = tiling_for(d, r->n_sms, 1, 4);
+    uint32_t columns = p.decode_tiling.columns, channels = 2 * p.key_width + DELTA_WARPS * columns;
+    uint32_t most = columns == 4 ? DELTA_FEW_ROWS_4 : DELTA_FEW_ROWS;
+    if (p.max_rows > most || r->is_decode || !has_full_shape(&p))
+        return false;
+    p.arrivals = recorder_counters(r, (uint64_t)p.max_segments * p.key_heads);
+    if (r->is_counting)
+        return false;
+    if (!r->is_few && leaves_rows_to_log(r, d)) {
+        r->into->wants_few = true;
+        return false;
+    }
+    note_log(r, false);
+    r->into->has_few = true;
+    struct cuda_launch launch = {
+        .kernel = KERNELS[columns / 2],
+        .grid = {p.value_heads * p.decode_tiling.tiles, min_u32(p.max_segments, DELTA_FEW_SEGMENTS),
+                 1},
+        .threads = DELTA_WARPS * 32 + 32, /* a warp for the gates */
+        .shared = DELTA_FEW_SHARED(channels, p.max_rows),
+    };
+    *status = recorder_launch(r, &launch, &p, sizeof p);
+    return true;
+}
+
 static int record_batch(struct recorder *r, const struct op_delta *d) {
     /* Shared memory of which two blocks do not fit an SM, but one and one of PROJECT's do, to the
      * byte: the kernels have 16 more, and 128 is the granularity. Without it the SMs that are free
      * first get two blocks and others none (16 rows of qwen35-4b: 33 us instead of 24). */
     enum { ONE_PER_SM_SHARED = 115968 - 128 };
-    struct delta_params p = params_of(r, d);
-    uint32_t per_sm = batch_blocks_per_sm(r, &p), blocks = per_sm * r->n_sms;
-    p.is_conv_vec4 = p.is_state_vec4 && p.channels % 4 == 0 && p.in_stride % 4 == 0 &&
-                     ((uintptr_t)p.in | (uintptr_t)p.window | (uintptr_t)p.conv_weights) % 16 == 0;
-    plan_batch_tilings(r, d, &p, blocks);
-    if (p.max_rows > DELTA_FUSED_ROWS && !p.blocks_per_tile && per_sm > 1) {
-        per_sm = 1, blocks = r->n_sms; /* delta_batch of mostly prefill */
-        plan_batch_tilings(r, d, &p, blocks);
-    }
-    plan_log(r, d, &p);
+    struct delta_params p;
+    uint32_t per_sm = plan_batch(r, d, &p);
     note_log(r, p.log_cells != 0);
     p.has_scan = p.max_rows > DELTA_FUSED_ROWS || p.log_cells;
     p.scan_tiling = scan_tiling_for(d, r->n_sms);
@@ -295,7 +318,7 @@ static int record_batch(struct recorder *r, const struct op_delta *d) {
         .kernel = p.blocks_per_tile
                       ? BATCH_TILE_KERNELS[p.decode_tiling.columns / 4]
                       : BATCH_KERNELS[p.decode_tiling.columns / 4][p.padded_key / 256],
-        .grid = {blocks, 1, 1},
+        .grid = {per_sm * r->n_sms, 1, 1},
         .threads = DELTA_WARPS * 32,
         .shared = max_u32(shared, least),
     };

@@ -25,7 +25,10 @@ enum {
     DELTA_PREFILL_ROWS = 8,    /* prefill: rows of a stage, of which there are two, */
     DELTA_PREFILL_COLUMNS = 2, /* and columns of a warp */
     DELTA_JOB_BYTES = 48,      /* struct decode_job */
-    DELTA_FEW_ROWS = 8,        /* largest plan whose prefill segments delta_few has */
+    DELTA_FEW_ROWS = 32,       /* largest plan whose prefill segments delta_few has, */
+    DELTA_FEW_ROWS_4 = 16,     /* with four columns a warp, */
+    DELTA_FEW_CHUNK = 8,       /* rows that it convolves at once, */
+    DELTA_FEW_SEGMENTS = 8,    /* and segments that have blocks of their own */
     DELTA_FUSED_ROWS = 32, /* largest plan whose prefill segments have no kernels of their own */
     DELTA_TILE_JOBS = 32,  /* segments of a block of delta_batch_tile */
     DELTA_TILE_JOB_BYTES = 32, /* struct tile_job */
@@ -43,9 +46,9 @@ enum {
     DELTA_SCAN_STAGES = 4      /* and how many there are */
 };
 
-/* Of delta_few, of n channels: those after the convolution, and before it with three earlier ones.
- */
-#define DELTA_FEW_SHARED(n) ((2 * DELTA_FEW_ROWS + 3) * (n)*4)
+/* Of delta_few, of n channels: four weights and four entries of the window, a chunk after the
+ * convolution, all rows before it and three earlier ones. */
+#define DELTA_FEW_SHARED(n, rows) ((4 + 4 + DELTA_FEW_CHUNK + 3 + (rows)) * (n)*4)
 
 /* Of delta_scan: a stage's q, k, v of a tile, norms and gates. */
 #define DELTA_SCAN_STAGE_BYTES(columns, key)                                                       \
