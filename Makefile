@@ -322,9 +322,32 @@ CUDA_TESTS := tests/main.c tests/random_model.c $(wildcard tests/cuda/*.c tests/
 $(B)/tests-cuda: $(call objects,$(CUDA_TESTS)) $(B)/libsluice.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) $^ $(LIBS) -o $@
-$(call objects,$(wildcard tests/cuda/*.c tests/vulkan/*.c tests/rig/*.c)): CPPFLAGS += -Itests -Itests/rig
+$(call objects,$(wildcard tests/cuda/*.c tests/emulator/*.c tests/vulkan/*.c tests/rig/*.c)): CPPFLAGS += -Itests -Itests/rig
 test-cuda: $(B)/sluice $(B)/tests-cuda build/data/unpacked
 	@$(B)/tests-cuda
+
+# The same on a GPU that the processor emulates (tests/emulator/gpu.h): all kernels but those of 9.0 alone, as C++. `make test` runs them.
+EMULATED := $(filter-out $(HOPPER) $(WGMMA),$(basename $(notdir $(KERNELS))))
+EMULATED_TESTS := $(if $(KERNELS),tests/main.c tests/random_model.c $(wildcard tests/emulator/*.c tests/rig/*.c))
+EMULATOR_FLAGS := -std=c++17 -O1 -march=native -ffp-contract=off -fno-strict-aliasing -fno-extern-tls-init -ftls-model=local-exec \
+                  -U_FORTIFY_SOURCE -Wno-attributes -Itests/emulator -Isrc -Iinclude -isystem $(CUDA_HOME)/include
+build/emulator/%.o: %.cu tests/emulator/kernels.sh
+	@mkdir -p $(@D)
+	$(call say,CXX,$@)
+	$(Q)CXX="$(CXX)" bash tests/emulator/kernels.sh $(@D) $< $(EMULATOR_FLAGS)
+build/emulator/%.o: tests/emulator/%.cpp
+	@mkdir -p $(@D)
+	$(call say,CXX,$@)
+	$(Q)$(CXX) $(EMULATOR_FLAGS) -Wall -Wextra -MMD -MP -c $< -o $@
+build/emulator/shared.o: tests/emulator/shared.sh $(wildcard src/backend/cuda/kernels/*)
+	@mkdir -p $(@D)
+	@bash $< src/backend/cuda/kernels/*.cu src/backend/cuda/kernels/*.cuh > $(@:.o=.c)
+	$(Q)$(CC) -c $(@:.o=.c) -o $@
+$(B)/tests-emulated: $(call objects,$(EMULATED_TESTS)) $(patsubst %,build/emulator/%.o,$(EMULATED) gpu driver shared) $(B)/libsluice.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) -Wl,--wrap=dlopen,--wrap=dlsym $^ $(LIBS) -lstdc++ -o $@
+test-emulated: $(B)/tests-emulated build/data/unpacked
+	@$(B)/tests-emulated emulated_
 
 # The same for Vulkan, for which there is a driver that runs on the processor: `make test` runs them, with the validation layer.
 VULKAN_TESTS := $(if $(filter 1,$(VULKAN)),tests/main.c tests/random_model.c $(wildcard tests/vulkan/*.c tests/rig/*.c))
@@ -354,7 +377,7 @@ $(B)/every_verb: $(call objects,tests/leaks/every_verb.c $(filter-out src/cmd/ma
 	$(Q)$(CC) $(LDFLAGS) $^ $(EDIT_LIBS) $(SERVE_LIBS) $(LIBS) -o $@
 
 # What one flavour needs to be tested; tests/run.sh runs the flavours and adds up.
-test-binaries: $(B)/sluice $(if $(filter build,$(B)),$(B)/libsluice.so $(if $(filter 1,$(VULKAN)),$(B)/tests-vulkan)) $(B)/tests $(B)/generate $(B)/walk build/data/unpacked
+test-binaries: $(B)/sluice $(if $(filter build,$(B)),$(B)/libsluice.so $(if $(filter 1,$(VULKAN)),$(B)/tests-vulkan) $(if $(EMULATED_TESTS),$(B)/tests-emulated)) $(B)/tests $(B)/generate $(B)/walk build/data/unpacked
 where:
 	@echo $(B)
 
@@ -416,7 +439,7 @@ build/fuzz/fuzz_%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/libsluice.a
 bench: $(B)/sluice build/data/unpacked | $(STAMPS)/bench
 	@bash bench/run.sh
 
-FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
+FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')
 format: | $(STAMPS)/lint
 	clang-format -i $(FORMATTED)
 
@@ -440,4 +463,4 @@ clean:
 
 -include $(FATBINS:.fatbin=.d)
 -include $(SPIRV:.spv=.d)
--include $(patsubst %.o,%.d,$(call objects,$(SOURCES) $(TESTS) $(CUDA_TESTS) $(VULKAN_TESTS) $(wildcard tests/fuzz/*.c tests/leaks/*.c))) $(B)/obj/every_verb_main.d
+-include $(wildcard build/emulator/*.d) $(patsubst %.o,%.d,$(call objects,$(SOURCES) $(TESTS) $(CUDA_TESTS) $(EMULATED_TESTS) $(VULKAN_TESTS) $(wildcard tests/fuzz/*.c tests/leaks/*.c))) $(B)/obj/every_verb_main.d

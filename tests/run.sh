@@ -126,6 +126,12 @@ check_cuda() {
         -c tests/quant_cuda.cu -o build/tmp/quant_cuda.o
 }
 
+# The CUDA backend on a GPU that the processor emulates.
+check_emulated() {
+    [ -x build/tests-emulated ] || { echo "emulated GPU: built without CUDA, left out" && return; }
+    suite "CUDA on an emulated GPU" build/tests-emulated emulated_ "$@"
+}
+
 # check_vulkan WORDS...: the Vulkan backend on a driver that runs on the processor, under the validation layer; of the tests
 # of whole models those whose names hold one of the words.
 check_vulkan() {
@@ -180,6 +186,7 @@ quick() {
     suite "unit tests, sanitizers" build/asan/tests $kernels
     suite "unit tests, release" build/tests
     check_vulkan $vulkan
+    check_emulated $emulated
     sanitized "command line" tests/test_cli.py
     suite "command line, release" env $full python3 tests/test_cli.py build/sluice
     sanitized "verbs that run a model" tests/test_verbs.py $measuring
@@ -274,8 +281,8 @@ all() {
 
 list_files >"$folder/before"
 case ${1:-} in
-    quick) leaks=0 load=30 full="" kernels=-kernels_independent measuring="-bench -imatrix -drafts_by -predicts -threads_are -while_loading" vulkan="device_logits device_greedy device_one_sub device_resume device_serve" narrow=vulkan_delta && quick ;;
-    all) leaks=1 load=300 full=SLUICE_TEST_FULL=1 kernels="" measuring="" vulkan=device_ narrow=vulkan_ && all ;;
+    quick) leaks=0 load=30 full="" kernels=-kernels_independent measuring="-bench -imatrix -drafts_by -predicts -threads_are -while_loading" vulkan="device_logits device_greedy device_one_sub device_resume device_serve" narrow=vulkan_delta emulated="device_one_sub" && quick ;;
+    all) leaks=1 load=300 full=SLUICE_TEST_FULL=1 kernels="" measuring="" vulkan=device_ narrow=vulkan_ emulated="device_one_sub device_logits_of device_resume device_same_bits_in_any_chunks device_story" && all ;;
     build) build "${@:2}"; exit ;;
     *) echo "usage: run.sh quick|all|build COMMAND..." >&2; exit 2 ;;
 esac
