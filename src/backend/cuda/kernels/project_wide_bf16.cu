@@ -180,6 +180,7 @@ static __device__ __forceinline__ void copy_tile(const struct wide_bf16_params &
             } else {
                 mbarrier_wait(pipe.empty(), pipe.phase ^ 1);
                 copy_weights<ROWS>(own, pipe);
+                __syncwarp(); /* lanes that copy nothing would miss the stage's next phase */
             }
             copy_acts<ROWS, CLUSTER>(p, t, chain.panel, pipe);
             pipe.next(p);
@@ -284,7 +285,7 @@ static __device__ __forceinline__ void multiply_chain(const struct wide_bf16_par
     release_stage<CLUSTER>(before);
 #pragma unroll
     for (int i = 0; i < ROWS; i++) /* nothing is read before the wait */
-        asm volatile("" : "+f"(c[i]));
+        materialize(c[i]);
 }
 
 /* ---- epilogue ----------------------------------------------------------------------------- */

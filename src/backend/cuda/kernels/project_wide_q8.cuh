@@ -81,7 +81,7 @@ static __device__ __forceinline__ void scale_unit(struct q8_sums &s, const act_s
     using unit = q8_unit<U>;
 #pragma unroll
     for (int i = 0; i < 32; i++) /* nothing is read before the wait */
-        asm volatile("" : "+r"(s.c[U % 2][i / 16][i % 16]));
+        materialize(s.c[U % 2][i / 16][i % 16]);
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         float &sum = s.kblock[32 * unit::M + 16 * unit::N + i];

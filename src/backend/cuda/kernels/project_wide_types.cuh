@@ -195,7 +195,7 @@ unpack_q6_high(fragments &f, struct weight_scales<IS_Q6_K> (&scales)[2], uint32_
         struct weight_scales<IS_Q6_K> &by = scales[i];
         load_scales_of<IS_Q6_K, ROWS, PART>(by, at, row, own.j);
         bits.x ^= 0xaaaaaaaau, bits.y ^= 0xaaaaaaaau;
-        asm("" : "+r"(bits.x), "+r"(bits.y)); /* once, not with every mask */
+        compute_once(bits); /* not with every mask */
 #pragma unroll
         for (int step = 0; step < 4; step++) {
             uint32_t mask = 0x00030003u << (step / 2 * 2 + (PART - 2) * 4);
@@ -239,7 +239,7 @@ unpack_part(fragments &f, struct weight_scales<TYPE> (&scales)[2], uint32_t at) 
         /* Here, not earlier or later: registers are few. */
 #pragma unroll
     for (int i = 0; i < 16; i++)
-        asm volatile("" : "+r"(f[i / 4][i % 4]));
+        materialize(f[i / 4][i % 4]);
 }
 
 /* ---- scaling ------------------------------------------------------------------------------ */
@@ -378,7 +378,7 @@ template <int TYPE, int ROWS>
 static __device__ __forceinline__ void scale_group(struct wide_sums<TYPE, ROWS> &s, uint32_t at) {
 #pragma unroll
     for (int i = 0; i < s.PRODUCTS * (ROWS / 2); i++) /* nothing is read before the wait */
-        asm volatile("" : "+f"(s.c[i / (ROWS / 2)][i % (ROWS / 2)]));
+        materialize(s.c[i / (ROWS / 2)][i % (ROWS / 2)]);
     if constexpr (TYPE == IS_Q6_K) {
         scale_q6<ROWS>(s, at);
     } else if constexpr (TYPE == IS_Q8_0) {
@@ -388,7 +388,7 @@ static __device__ __forceinline__ void scale_group(struct wide_sums<TYPE, ROWS> 
     }
 #pragma unroll
     for (int i = 0; i < ROWS / 2; i++) /* done here, not later */
-        asm volatile("" : "+f"(s.kblock[i]), "+f"(s.split[i]));
+        materialize(s.kblock[i], s.split[i]);
 }
 
 #endif

@@ -544,6 +544,29 @@ static __device__ __forceinline__ uint32_t volatile_thread(void) {
     return thread;
 }
 
+/* Computed before this and read after it, whatever the compiler would like better: results of wgmma
+ * are not there before its wait, and registers are few. */
+static __device__ __forceinline__ void materialize(float &x) {
+    asm volatile("" : "+f"(x));
+}
+
+static __device__ __forceinline__ void materialize(float &x, float &y) {
+    asm volatile("" : "+f"(x), "+f"(y));
+}
+
+static __device__ __forceinline__ void materialize(uint32_t &x) {
+    asm volatile("" : "+r"(x));
+}
+
+static __device__ __forceinline__ void materialize(int &x) {
+    asm volatile("" : "+r"(x));
+}
+
+/* Computed once, not with every use. */
+static __device__ __forceinline__ void compute_once(uint2 &x) {
+    asm("" : "+r"(x.x), "+r"(x.y));
+}
+
 /* Loads before this stay before, loads after stay after: limits registers. */
 static __device__ __forceinline__ void compiler_fence(void) {
     asm volatile("" ::: "memory");
