@@ -126,10 +126,10 @@ check_cuda() {
         -c tests/quant_cuda.cu -o build/tmp/quant_cuda.o
 }
 
-# The CUDA backend on a GPU that the processor emulates.
+# check_emulated CAPABILITY WORDS...: the CUDA backend on a GPU that the processor emulates.
 check_emulated() {
-    [ -x build/tests-emulated ] || { echo "emulated GPU: built without CUDA, left out" && return; }
-    suite "CUDA on an emulated GPU" build/tests-emulated emulated_ "$@"
+    [ -x "build/tests-emulated-$1" ] || { echo "emulated GPU: built without CUDA, left out" && return; }
+    suite "CUDA, emulated GPU of ${1%0}.0" "build/tests-emulated-$1" emulated_ "${@:2}"
 }
 
 # check_vulkan WORDS...: the Vulkan backend on a driver that runs on the processor, under the validation layer; of the tests
@@ -186,7 +186,7 @@ quick() {
     suite "unit tests, sanitizers" build/asan/tests $kernels
     suite "unit tests, release" build/tests
     check_vulkan $vulkan
-    check_emulated $emulated
+    check_emulated 90 $on_emulated
     sanitized "command line" tests/test_cli.py
     suite "command line, release" env $full python3 tests/test_cli.py build/sluice
     sanitized "verbs that run a model" tests/test_verbs.py $measuring
@@ -252,6 +252,8 @@ emulated="err_ size utf8 str hash_ tier_ arena pool log_ cpu_ gguf safetensors f
 all() {
     make_quietly test-binaries && make_quietly MODE=asan test-binaries replays build/asan/every_verb || build_failed
     quick
+    ! ls build/tests-emulated-* >/dev/null 2>&1 || make_quietly build/tests-emulated-80 || build_failed
+    check_emulated 80 $on_emulated
     check_grids
     flavour "clang, release" "" "" CC=clang
     flavour "clang, sanitizers" "" "" CC=clang MODE=asan
@@ -281,8 +283,8 @@ all() {
 
 list_files >"$folder/before"
 case ${1:-} in
-    quick) leaks=0 load=30 full="" kernels=-kernels_independent measuring="-bench -imatrix -drafts_by -predicts -threads_are -while_loading" vulkan="device_logits device_greedy device_one_sub device_resume device_serve" narrow=vulkan_delta emulated="device_one_sub" && quick ;;
-    all) leaks=1 load=300 full=SLUICE_TEST_FULL=1 kernels="" measuring="" vulkan=device_ narrow=vulkan_ emulated="device_one_sub device_logits_of device_resume device_same_bits_in_any_chunks device_story" && all ;;
+    quick) leaks=0 load=30 full="" kernels=-kernels_independent measuring="-bench -imatrix -drafts_by -predicts -threads_are -while_loading" vulkan="device_logits device_greedy device_one_sub device_resume device_serve" narrow=vulkan_delta on_emulated="device_one_sub" && quick ;;
+    all) leaks=1 load=300 full=SLUICE_TEST_FULL=1 kernels="" measuring="" vulkan=device_ narrow=vulkan_ on_emulated="device_one_sub device_logits_of device_resume device_same_bits_in_any_chunks device_story" && all ;;
     build) build "${@:2}"; exit ;;
     *) echo "usage: run.sh quick|all|build COMMAND..." >&2; exit 2 ;;
 esac

@@ -300,74 +300,9 @@ TEST(cuda_delta_rows_are_independent) {
                              4200 + h);
 }
 
-/* Rows of sequence k in a step, of which `n` sequences are part. Two sequences have all 20 rows,
- * and one of 7 or 12 sometimes more than one: after 7 or fewer logs delta_few has them. */
-static uint32_t rows_of_run(uint32_t step, uint32_t n, uint32_t k) {
-    static const uint32_t two[2][2] = {{11, 9}, {19, 1}};
-    if (n == 2)
-        return two[step / 8 % 2][k];
-    return k == 3 && (n == 12 || (n == 7 && step % 2)) ? 4 : 1;
-}
-
-/* Many steps of single rows, by as many sequences as there is room for or fewer; now and then some
- * have several rows, or a state is copied away, or comes back from there: the rows and the states
- * have the bits of a plan of one row. */
 TEST(cuda_delta_logs) {
-    enum { SLOTS = 20, STEPS = 40 };
-    static const struct delta_case cases[] = {{16, 32, 128, 128, 4, HEADS_GROUPED, 20},
-                                              {16, 16, 128, 128, 4, HEADS_TILED, 48}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct delta_case alone = cases[i];
-        struct rig one, many;
-        uint32_t at[SLOTS] = {0};
-        struct err err = {0};
-        alone.rows = 1;
-        build_delta(&one, &alone, SLOTS, 4300 + i);
-        build_delta(&many, &cases[i], SLOTS, 4300 + i);
-        bool is_open = rig_open(&one);
-        is_open = rig_open(&many) && is_open;
-        for (uint32_t step = 0; is_open && step < STEPS; step++) {
-            struct run runs[SLOTS];
-            uint32_t row = 0, n = step % 8 == 5   ? 2
-                                  : step % 8 == 2 ? 12
-                                  : step % 5 == 3 ? 7
-                                                  : SLOTS - 1;
-            for (uint32_t k = 0; k < n; k++) { /* the last slot is unused */
-                uint32_t slot = (k + step / 4) % (SLOTS - 1);
-                runs[k] = (struct run){slot, at[slot], rows_of_run(step, n, k)};
-                at[slot] += runs[k].n_rows;
-            }
-            rig_step(&many, RIG_DEVICE, runs, n, 9);
-            for (uint32_t k = 0; k < n; k++)
-                for (uint32_t j = 0; j < runs[k].n_rows; j++, row++) {
-                    struct run own = {runs[k].slot, runs[k].first_position + j, 1};
-                    if (differs_alone(&one, &many, own, row, 9))
-                        test_fail(__FILE__, __LINE__, "case %zu, step %u: row %u has other bits", i,
-                                  step, row);
-                }
-            const struct op_delta *d = &many.plan->ops[many.plan->n_ops - 2].delta;
-            uint64_t state = operand_bytes(&d->state) / SLOTS,
-                     window = operand_bytes(&d->window) / SLOTS, to = SLOTS - 1, from = step % 6;
-            if (step % 7 == 6) { /* kept in the last cell; one step later it comes back */
-                struct backend_copy copies[2] = {
-                    {d->state.offset + to * state, d->state.offset + from * state, state},
-                    {d->window.offset + to * window, d->window.offset + from * window, window}};
-                rig_kinds[RIG_DEVICE]->copy_state(one.b[RIG_DEVICE], copies, 2, &err);
-                rig_kinds[RIG_DEVICE]->copy_state(many.b[RIG_DEVICE], copies, 2, &err);
-            }
-            if (step == 21) {
-                struct backend_copy back[2] = {
-                    {d->state.offset + 2 * state, d->state.offset + to * state, state},
-                    {d->window.offset + 2 * window, d->window.offset + to * window, window}};
-                rig_kinds[RIG_DEVICE]->copy_state(one.b[RIG_DEVICE], back, 2, &err);
-                rig_kinds[RIG_DEVICE]->copy_state(many.b[RIG_DEVICE], back, 2, &err);
-            }
-        }
-        if (is_open)
-            EXPECT(has_same_state(&one, &many));
-        rig_end(&one);
-        rig_end(&many);
-    }
+    check_delta_logs(&(struct delta_case){16, 32, 128, 128, 4, HEADS_GROUPED, 20}, 40, 4300);
+    check_delta_logs(&(struct delta_case){16, 16, 128, 128, 4, HEADS_TILED, 48}, 40, 4301);
 }
 
 /* ---- ATTEND ------------------------------------------------------------------------------- */

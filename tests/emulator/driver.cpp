@@ -15,7 +15,7 @@
 #include "gpu.h"
 #include "launch.h"
 
-enum { N_SMS = 4, MAX_SHARED = GPU_SHARED - 1024 };
+enum { N_SMS = 4 };
 static const size_t MEMORY = (size_t)16 << 30;
 
 struct node {
@@ -67,8 +67,8 @@ static CUresult emu_device_name(char *name, int bytes, CUdevice) {
 }
 static CUresult emu_device_attribute(int *value, CUdevice_attribute what, CUdevice) {
     *value = what == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT                ? N_SMS
-             : what == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN ? MAX_SHARED
-             : what == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR          ? 8
+             : what == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN ? GPU_MAX_SHARED
+             : what == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR          ? GPU_ARCH / 100
                                                                              : 0;
     return CUDA_SUCCESS;
 }
@@ -172,12 +172,12 @@ static CUresult emu_module_function(CUfunction *function, CUmodule, const char *
     return kernel ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 static CUresult emu_function_set(CUfunction, CUfunction_attribute what, int value) {
-    return what == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES && value > MAX_SHARED
+    return what == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES && value > GPU_MAX_SHARED
                ? CUDA_ERROR_INVALID_VALUE
                : CUDA_SUCCESS;
 }
 static CUresult emu_function_get(int *value, CUfunction_attribute what, CUfunction) {
-    *value = what == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES ? MAX_SHARED : 0;
+    *value = what == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES ? GPU_MAX_SHARED : 0;
     return CUDA_SUCCESS;
 }
 static CUresult emu_launch(const CUlaunchConfig *config, CUfunction function, void **params,

@@ -1,4 +1,5 @@
-/* gpu.h - a GPU of compute capability 8.0 on the processor: what nvcc gives the kernels, for g++.
+/* gpu.h - a GPU on the processor: what nvcc gives the kernels, for g++. GPU_ARCH is its compute
+ * capability, 800 or 900.
  *
  * Included before a .cu file, which is then plain C++. A thread block is a thread of the machine,
  * its CUDA threads are fibers of it, which take turns wherever they wait (gpu.cpp). All shared
@@ -6,10 +7,12 @@
  * backend/cuda/kernels/ptx.cuh beside this one. driver.cpp is the driver in front of it.
  *
  * What it finds and a GPU may not: reads past the end of an allocation or of a block's shared
- * memory, values that were never written (memory is filled with NaN), barriers that not all reach,
- * cp.async that is not waited for or comes too early, threads that rely on running in lockstep.
- * What it can't tell: races between kernels that overlap, since here each ends before the next
- * begins, and anything of 9.0 (clusters, mbarriers, wgmma). */
+ * memory, values that were never written (memory is filled with NaN), barriers and mbarriers that
+ * not all reach, copies, stores and products (cp.async, cp.async.bulk, wgmma) that are not waited
+ * for or come too early, threads that rely on running in lockstep, stores to a block of the cluster
+ * that does not run yet or any more. What it can't tell: races between kernels that overlap, since
+ * here each ends before the next begins, and missing fences, since all threads see what any of them
+ * wrote. */
 #ifndef TESTS_EMULATOR_GPU_H
 #define TESTS_EMULATOR_GPU_H
 
@@ -23,7 +26,8 @@
 #include "quant/f16.h" /* as the processor does it: the same bits */
 
 #define __CUDACC__
-#define __CUDA_ARCH__ 800
+#define __CUDA_ARCH__ GPU_ARCH
+#define __CUDA_ARCH_FEAT_SM90_ALL (GPU_ARCH == 900)
 
 /* ---- keywords ------------------------------------------------------------------------------ */
 
@@ -51,7 +55,10 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __maxnreg__(...)
-#define __cluster_dims__(...)
+#ifndef GPU_CLUSTER /* as GPU_GLOBAL */
+#define GPU_CLUSTER(x)
+#endif
+#define __cluster_dims__(x, y, z) GPU_CLUSTER(x)
 
 /* ---- threads ------------------------------------------------------------------------------- */
 
@@ -60,7 +67,11 @@ struct gpu_dim {
 };
 extern thread_local struct gpu_dim threadIdx, blockIdx, blockDim, gridDim;
 
-enum { GPU_SHARED = 164 << 10 }; /* bytes of a block, of which 1 KB is the system's */
+enum {
+    GPU_SHARED = (GPU_ARCH == 900 ? 228 : 164)
+                 << 10, /* bytes of an SM; 1 KB a block is the system's */
+    GPU_MAX_SHARED = GPU_SHARED - 1024,
+};
 
 /* Another thread of the block runs; `progress`: this one did something meanwhile. */
 void gpu_yield(void);
@@ -78,13 +89,26 @@ static inline uint32_t gpu_lane(void) {
     return threadIdx.x % 32;
 }
 
+/* One thread's share of a wgmma, until it is waited for. */
+struct gpu_product {
+    void *c;       /* 4 registers for 8 columns */
+    uint32_t n, k; /* columns that have values in this thread's registers, and of a row of a or b */
+    uint32_t bytes;        /* of an element */
+    uint64_t a, b;         /* descriptors */
+    uint32_t a_rows[2][8]; /* a, where it is in registers */
+    bool is_a_here, is_b_mn_major, adds;
+    double (*number)(const void *element);
+    void (*add)(void *c, double sum, bool adds);
+};
+
 /* A kernel that the driver finds by name. */
 struct gpu_kernel {
     const char *name;
+    uint32_t cluster; /* blocks of one */
     void (*run)(const void *params);
     size_t bytes; /* of params */
     struct gpu_kernel *next;
-    gpu_kernel(const char *name, void (*run)(const void *), size_t bytes);
+    gpu_kernel(const char *name, uint32_t cluster, void (*run)(const void *), size_t bytes);
 };
 template <auto KERNEL> struct gpu_entry;
 template <class T, void (*KERNEL)(T)> struct gpu_entry<KERNEL> {
@@ -93,8 +117,9 @@ template <class T, void (*KERNEL)(T)> struct gpu_entry<KERNEL> {
         KERNEL(*(const T *)params);
     }
 };
-#define GPU_KERNEL(NAME)                                                                           \
-    static struct gpu_kernel registered_##NAME(#NAME, gpu_entry<NAME>::run, gpu_entry<NAME>::BYTES);
+#define GPU_KERNEL(NAME, CLUSTER)                                                                  \
+    static struct gpu_kernel registered_##NAME(#NAME, CLUSTER, gpu_entry<NAME>::run,               \
+                                               gpu_entry<NAME>::BYTES);
 
 /* ---- values between the lanes of a warp ------------------------------------------------------ */
 
@@ -224,19 +249,26 @@ static inline uint32_t atomicInc(uint32_t *p, uint32_t most) {
     return before;
 }
 
-/* Shared addresses are 32 bits from somewhere before this thread's own memory. The asm keeps
- * the compiler from adding it up, which is beyond what the linker can do. */
-extern thread_local char gpu_shared_anchor;
+/* Shared addresses are 32 bits: of the thread's own memory GPU_DYNAMIC_AT and what is beside it, of
+ * another block of the cluster with its rank + 1 in the upper bits. */
+enum { GPU_DYNAMIC_AT = 16 << 20, GPU_RANK_SHIFT = 27 };
+extern "C" {
+extern thread_local char gpu_dynamic_shared[]; /* shared.c: all names that kernels have for it */
+}
+char *gpu_base_of_rank(uint32_t rank);
+/* The asm keeps the compiler from adding it up, which is beyond what the linker can do. */
 static inline char *gpu_shared_base(void) {
-    char *p = &gpu_shared_anchor;
+    char *p = gpu_dynamic_shared;
     __asm__("" : "+r"(p));
-    return p - (1 << 20);
+    return p - GPU_DYNAMIC_AT;
 }
 static inline uint32_t __cvta_generic_to_shared(const void *p) {
     return (uint32_t)((const char *)p - gpu_shared_base());
 }
 static inline void *__cvta_shared_to_generic(size_t at) {
-    return gpu_shared_base() + at;
+    uint32_t rank = (uint32_t)at >> GPU_RANK_SHIFT;
+    return (rank ? gpu_base_of_rank(rank - 1) : gpu_shared_base()) +
+           (at & ((1u << GPU_RANK_SHIFT) - 1));
 }
 
 /* ---- arithmetic ------------------------------------------------------------------------------ */

@@ -8,7 +8,8 @@ name=$(basename "$file" .cu)
 {
     printf '#include "gpu.h"\n#include "%s"\n' "$PWD/$file"
     # what is declared with __global__, after the preprocessor
-    $cxx "$@" -DGPU_GLOBAL=GPU_KERNEL_IS -include gpu.h -x c++ -E -P "$file" | tr '\n' ' ' |
-        grep -o 'GPU_KERNEL_IS  *void  *[a-z0-9_]*' | sed 's/.* \(.*\)/GPU_KERNEL(\1)/' | sort -u
+    $cxx "$@" -DGPU_GLOBAL=GPU_KERNEL_IS '-DGPU_CLUSTER(x)=IN_CLUSTERS_OF x' -include gpu.h -x c++ -E -P "$file" |
+        tr '\n' ' ' | grep -Eo 'GPU_KERNEL_IS +void +(IN_CLUSTERS_OF +[0-9]+ +)?[a-z0-9_]+' |
+        sed -E 's/.*IN_CLUSTERS_OF +([0-9]+) +(.*)/GPU_KERNEL(\2, \1)/; t; s/.* (.*)/GPU_KERNEL(\1, 1)/' | sort -u
 } > "$folder/$name.cpp"
 $cxx "$@" -MMD -MP -c "$folder/$name.cpp" -o "$folder/$name.o"

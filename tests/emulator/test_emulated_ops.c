@@ -54,6 +54,38 @@ TEST(emulated_project_rows_are_independent) {
     }
 }
 
+/* Rows by the tile, which 9.0 has wgmma for, and K splits; F32 weights beside others. */
+TEST(emulated_project_wide) {
+    static const struct project_case cases[] = {
+        {.k = 512, .rows = 70, .n_segments = 2, .n = {140, 140}, .epilogue = EPILOGUE_SWIGLU},
+        {.k = 1024, .rows = 130, .n_segments = 3, .n = {90, 50, 64}, .f32_last = true},
+        {.k = 768, .rows = 100, .n_segments = 1, .n = {150}, .epilogue = EPILOGUE_ADD},
+    };
+    static const enum dtype types[] = {DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_Q8_0, DT_BF16, DT_F16};
+    for (size_t i = 0; i < 9; i++) {
+        struct project_case c = cases[i % 3];
+        c.prologue = c.epilogue == EPILOGUE_ADD ? PROLOGUE_NONE : PROLOGUE_NORM;
+        for (uint32_t s = 0; s < c.n_segments; s++)
+            c.types[s] = types[(i + i / 6) % 6];
+        check_some_rows(&c, 350 + i, 3);
+        check_project(&c, 350 + i);
+    }
+}
+
+/* Enough tiles for all SMs: then a K split is a block's alone, and 16-bit weights go by two. */
+TEST(emulated_project_wide_tiles) {
+    static const enum dtype types[] = {DT_BF16, DT_F16, DT_Q4_K};
+    for (size_t i = 0; i < 3; i++) {
+        struct project_case c = {.k = 256,
+                                 .rows = 250,
+                                 .n_segments = 1,
+                                 .n = {500},
+                                 .types = {types[i]},
+                                 .prologue = PROLOGUE_NORM};
+        check_some_rows(&c, 360 + i, 5);
+    }
+}
+
 /* delta_decode, delta_few, delta_batch and delta_scan: of 128 values, and of other shapes. */
 TEST(emulated_delta) {
     static const struct delta_case cases[] = {
@@ -79,6 +111,11 @@ TEST(emulated_delta_rows_are_independent) {
         check_delta_rows(&(struct delta_case){1, 2, 128, 128, 4, HEADS_TILED, rows}, 600 + rows);
 }
 
+/* delta_log, where 9.0 has it: rows that leave their state as it is, and one that brings it on. */
+TEST(emulated_delta_logs) {
+    check_delta_logs(&(struct delta_case){1, 2, 128, 128, 4, HEADS_GROUPED, 20}, 16, 650);
+}
+
 TEST(emulated_attend) {
     static const struct attend_case cases[] = {
         {4, 2, 64, 64, 1, 150, DT_F16, ROPE_HALVES, true},
@@ -91,9 +128,35 @@ TEST(emulated_attend) {
         check_attend(&cases[i], 700 + i);
 }
 
+/* One row, whose splits 9.0 deals to clusters, and rows by the tile, which it has wgmma for. */
+TEST(emulated_attend_of_9_0) {
+    static const struct attend_case cases[] = {
+        {8, 2, 128, 128, 1, 400, DT_F16, ROPE_HALVES, true},
+        {6, 1, 256, 64, 1, 300, DT_Q8_0, ROPE_HALVES, true},
+        {4, 2, 64, 32, 1, 500, DT_Q4_0, ROPE_NEIGHBOURS, false},
+        {4, 1, 128, 128, 70, 210, DT_F16, ROPE_HALVES, true},
+        {3, 1, 64, 64, 40, 190, DT_Q8_0, ROPE_HALVES, false},
+        {2, 1, 256, 64, 40, 130, DT_F16, ROPE_HALVES, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_attend(&cases[i], 750 + i);
+}
+
 TEST(emulated_attend_rows_are_independent) {
     check_attend_rows(&(struct attend_case){4, 2, 64, 64, 18, 90, DT_F16, ROPE_HALVES, true}, 800);
     check_attend_rows(&(struct attend_case){2, 1, 128, 64, 5, 70, DT_Q8_0, ROPE_HALVES, true}, 801);
+}
+
+/* A few rows, and as many as go by the tile. */
+static void check_experts_of(const struct experts_case *c, uint32_t rows, uint64_t seed) {
+    struct rig one, many;
+    build_experts(&one, c, 1, seed);
+    build_experts(&many, c, rows, seed);
+    bool is_open = rig_open(&one);
+    if (rig_open(&many) && is_open)
+        check_experts(&many, &one, c, rows);
+    rig_end(&many);
+    rig_end(&one);
 }
 
 TEST(emulated_experts) {
@@ -102,16 +165,12 @@ TEST(emulated_experts) {
         {DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_BF16, DT_Q8_0, 256, 256, 0, 9, 4},
         {DT_F32, DT_F32, DT_Q4_0, DT_F32, DT_F32, 96, 32, 64, 7, 2},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct rig one, many;
-        build_experts(&one, &cases[i], 1, 900 + i);
-        build_experts(&many, &cases[i], 6, 900 + i);
-        bool is_open = rig_open(&one);
-        if (rig_open(&many) && is_open)
-            check_experts(&many, &one, &cases[i], 6);
-        rig_end(&many);
-        rig_end(&one);
-    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_experts_of(&cases[i], 6, 900 + i);
+    check_experts_of(&cases[0], 66, 910);
+    check_experts_of(
+        &(struct experts_case){DT_Q5_K, DT_Q5_K, DT_Q8_0, DT_Q5_K, DT_Q8_0, 256, 256, 256, 4, 2},
+        64, 911);
 }
 
 TEST(emulated_pick) {

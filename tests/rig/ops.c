@@ -352,6 +352,68 @@ void check_cells(const struct delta_case *c, uint32_t before, uint32_t n, uint64
     rig_end(&r);
 }
 
+/* Rows of sequence k in a step, of which `n` sequences are part. Two sequences have all 20 rows,
+ * and one of 7 or 12 sometimes more than one: after 7 or fewer logs delta_few has them. */
+static uint32_t rows_of_run(uint32_t step, uint32_t n, uint32_t k) {
+    static const uint32_t two[2][2] = {{11, 9}, {19, 1}};
+    if (n == 2)
+        return two[step / 8 % 2][k];
+    return k == 3 && (n == 12 || (n == 7 && step % 2)) ? 4 : 1;
+}
+
+/* On the device, in both plans. */
+static void copy_states(struct rig *one, struct rig *many, uint32_t to, uint32_t from,
+                        uint32_t slots) {
+    const struct op_delta *d = &many->plan->ops[many->plan->n_ops - 2].delta;
+    uint64_t state = operand_bytes(&d->state) / slots, window = operand_bytes(&d->window) / slots;
+    struct backend_copy copies[2] = {
+        {d->state.offset + to * state, d->state.offset + from * state, state},
+        {d->window.offset + to * window, d->window.offset + from * window, window}};
+    struct err err = {0};
+    rig_kinds[RIG_DEVICE]->copy_state(one->b[RIG_DEVICE], copies, 2, &err);
+    rig_kinds[RIG_DEVICE]->copy_state(many->b[RIG_DEVICE], copies, 2, &err);
+}
+
+void check_delta_logs(const struct delta_case *c, uint32_t steps, uint64_t seed) {
+    enum { SLOTS = 20, KEPT = SLOTS - 1 }; /* the last cell is no sequence's */
+    struct delta_case alone = *c;
+    struct rig one, many;
+    uint32_t at[SLOTS] = {0};
+    alone.rows = 1;
+    build_delta(&one, &alone, SLOTS, seed);
+    build_delta(&many, c, SLOTS, seed);
+    bool is_open = rig_open(&one);
+    is_open = rig_open(&many) && is_open;
+    for (uint32_t step = 0; is_open && step < steps; step++) {
+        struct run runs[SLOTS];
+        uint32_t row = 0, n = step % 8 == 5   ? 2
+                              : step % 8 == 2 ? 12
+                              : step % 5 == 3 ? 7
+                                              : SLOTS - 1;
+        for (uint32_t k = 0; k < n; k++) {
+            uint32_t slot = (k + step / 4) % (SLOTS - 1);
+            runs[k] = (struct run){slot, at[slot], rows_of_run(step, n, k)};
+            at[slot] += runs[k].n_rows;
+        }
+        rig_step(&many, RIG_DEVICE, runs, n, 9);
+        for (uint32_t k = 0; k < n; k++)
+            for (uint32_t j = 0; j < runs[k].n_rows; j++, row++) {
+                struct run own = {runs[k].slot, runs[k].first_position + j, 1};
+                if (differs_alone(&one, &many, own, row, 9))
+                    test_fail(__FILE__, __LINE__, "%u value heads, step %u: row %u has other bits",
+                              c->value_heads, step, row);
+            }
+        if (step % 7 == 6)
+            copy_states(&one, &many, KEPT, step % 6, SLOTS);
+        if (step % 7 == 0 && step)
+            copy_states(&one, &many, 2, KEPT, SLOTS);
+    }
+    if (is_open)
+        EXPECT(has_same_state(&one, &many));
+    rig_end(&one);
+    rig_end(&many);
+}
+
 /* ---- ATTEND ------------------------------------------------------------------------------- */
 
 struct operand build_attend(struct rig *r, const struct attend_case *c, uint32_t slots,

@@ -82,6 +82,10 @@ void check_delta_rows(const struct delta_case *c, uint64_t seed);
 /* n rows after `before` ones, of which all or every third store to a cell of their own: each cell
  * has the bits that a shorter run leaves in place, and the segment's own is as it was. */
 void check_cells(const struct delta_case *c, uint32_t before, uint32_t n, uint64_t seed);
+/* Many steps of single rows, by as many sequences as there is room for or fewer; now and then some
+ * have several rows, or a state is copied away, or comes back from there: the rows and the states
+ * have the bits of a plan of one row. A plan of at least 20 rows. */
+void check_delta_logs(const struct delta_case *c, uint32_t steps, uint64_t seed);
 struct operand build_attend(struct rig *r, const struct attend_case *c, uint32_t slots,
                             uint64_t seed);
 /* Pages in an order of their own. */

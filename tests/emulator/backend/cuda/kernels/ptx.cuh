@@ -1,11 +1,11 @@
-/* ptx.cuh - in place of the kernels' own: every instruction as a GPU of 8.0 does it. */
+/* ptx.cuh - in place of the kernels' own: every instruction as a GPU of 8.0 or 9.0 does it. */
 #ifndef BACKEND_CUDA_KERNELS_PTX_CUH
 #define BACKEND_CUDA_KERNELS_PTX_CUH
 
 #include <stdint.h>
 #include <time.h>
 
-#define HAS_CP_ASYNC_BULK false
+#define HAS_CP_ASYNC_BULK (__CUDA_ARCH__ >= 900)
 
 /* ---- programmatic dependent launch: there is none -------------------------------------------- */
 
@@ -63,13 +63,74 @@ static inline void cp_async_wait_all(void) {
     gpu_copy_wait(0);
 }
 
-/* ---- what 9.0 has: nothing, as below it in the kernels' own file ----------------------------- */
+/* ---- mbarriers and bulk copies: from 9.0 on, and nothing below it ---------------------------- */
 
+#if __CUDA_ARCH__ >= 900
+void gpu_mbarrier_init(uint32_t at, uint32_t count);
+void gpu_mbarrier_arrive(uint32_t at, uint32_t bytes);
+void gpu_mbarrier_wait(uint32_t at, uint32_t phase);
+void gpu_copy_arrive(uint32_t at);
+void gpu_bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t mbarrier);
+void gpu_store_async(uint32_t to, const void *from, uint32_t bytes, uint32_t mbarrier);
+void gpu_bulk_store(void *to, uint32_t from, uint32_t bytes);
+void gpu_bulk_store_wait(void);
+void gpu_cluster_arrive(void);
+void gpu_cluster_wait(void);
+
+static inline void mbarrier_init(uint32_t at, uint32_t count) {
+    gpu_mbarrier_init(at, count);
+}
+static inline void mbarrier_expect_tx(uint32_t at, uint32_t bytes) {
+    gpu_mbarrier_arrive(at, bytes);
+}
+static inline void mbarrier_arrive(uint32_t at) {
+    gpu_mbarrier_arrive(at, 0);
+}
+static inline void cp_async_arrive(uint32_t at) {
+    gpu_copy_arrive(at);
+}
+static inline void mbarrier_wait(uint32_t at, uint32_t phase) {
+    gpu_mbarrier_wait(at, phase);
+}
+static inline void cp_async_bulk(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t at) {
+    gpu_bulk_copy(to, from, bytes, at);
+}
+static inline void bulk_store(float *to, uint32_t from, uint32_t bytes) {
+    gpu_bulk_store(to, from, bytes);
+}
+template <bool IS_DONE> static inline void bulk_store_wait(void) {
+    gpu_bulk_store_wait();
+}
+static inline void cluster_arrive(void) {
+    gpu_cluster_arrive();
+}
+static inline void cluster_wait(void) {
+    gpu_cluster_wait();
+}
+static inline void cluster_sync(void) {
+    gpu_cluster_arrive();
+    gpu_cluster_wait();
+}
+static inline uint32_t map_to_rank(uint32_t at, uint32_t rank) {
+    return at | (rank + 1) << GPU_RANK_SHIFT;
+}
+static inline void mbarrier_arrive_rank(uint32_t at, uint32_t rank) {
+    gpu_mbarrier_arrive(map_to_rank(at, rank), 0);
+}
+static inline void cp_async_bulk_multicast(uint32_t to, const uint8_t *from, uint32_t bytes,
+                                           uint32_t at, uint32_t ranks) {
+    for (uint32_t rank = 0; ranks >> rank; rank++)
+        if (ranks >> rank & 1)
+            gpu_bulk_copy(map_to_rank(to, rank), from, bytes, map_to_rank(at, rank));
+}
+static inline void st_async(uint32_t to, float4 x, uint32_t at) {
+    gpu_store_async(to, &x, sizeof x, at);
+}
+static inline void st_async(uint32_t to, uint2 x, uint32_t at) {
+    gpu_store_async(to, &x, sizeof x, at);
+}
+#else
 static inline void mbarrier_init(uint32_t, uint32_t) {
-}
-static inline void mbarrier_init_fence(void) {
-}
-static inline void fence_proxy_async(void) {
 }
 static inline void mbarrier_expect_tx(uint32_t, uint32_t) {
 }
@@ -79,18 +140,11 @@ static inline void cp_async_arrive(uint32_t) {
 }
 static inline void mbarrier_wait(uint32_t, uint32_t) {
 }
-static inline bool elect_lane(void) {
-    return gpu_lane() == 0;
-}
 static inline void cp_async_bulk(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t) {
     for (uint32_t i = 0; i < bytes; i += 16)
         cp_async_16(to + i, from + i);
 }
-static inline void prefetch_l2(const uint8_t *, uint32_t) {
-}
 static inline void bulk_store(float *, uint32_t, uint32_t) {
-}
-static inline void bulk_store_commit(void) {
 }
 template <bool IS_DONE> static inline void bulk_store_wait(void) {
 }
@@ -99,6 +153,18 @@ static inline void cluster_arrive(void) {
 static inline void cluster_wait(void) {
 }
 static inline void cluster_sync(void) {
+}
+#endif
+static inline void mbarrier_init_fence(void) {
+}
+static inline void fence_proxy_async(void) {
+}
+static inline bool elect_lane(void) {
+    return gpu_lane() == 0;
+}
+static inline void prefetch_l2(const uint8_t *, uint32_t) {
+}
+static inline void bulk_store_commit(void) {
 }
 
 /* ---- loads ----------------------------------------------------------------------------------- */
@@ -221,6 +287,10 @@ static inline uint32_t volatile_lane(void) {
 static inline uint32_t volatile_thread(void) {
     return threadIdx.x;
 }
+template <class... T> static inline void materialize(T &...) {
+}
+static inline void compute_once(uint2 &) {
+}
 static inline void compiler_fence(void) {
 }
 
@@ -322,5 +392,77 @@ static inline void mma_m16n8k16_bf16(float (&c)[4], uint32_t a0, uint32_t a1, ui
     const uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
     gpu_mma<bf16_format, 2>(c, a, b);
 }
+
+/* ---- wgmma: 9.0 alone --------------------------------------------------------------------------
+ */
+
+#if __CUDA_ARCH__ >= 900
+void gpu_wgmma(const struct gpu_product *p);
+void gpu_wgmma_commit(void);
+void gpu_wgmma_wait(uint32_t youngest);
+
+template <int N> static inline void setmaxnreg_inc(void) {
+}
+template <int N> static inline void setmaxnreg_dec(void) {
+}
+static inline void wgmma_fence(void) {
+}
+static inline void wgmma_commit(void) {
+    gpu_wgmma_commit();
+}
+template <int N> static inline void wgmma_wait(void) {
+    gpu_wgmma_wait(N);
+}
+
+template <class F> static inline double gpu_number(const void *at) {
+    uint32_t word = 0;
+    memcpy(&word, at, 4 / F::PER_WORD);
+    return F::value(word, 0);
+}
+template <class C> static inline void gpu_add(void *c, double sum, bool adds) {
+    *(C *)c = (C)(adds ? *(C *)c + sum : sum);
+}
+/* A product of 32 bytes a row, whose a may be in registers. */
+template <class F, class C, int N>
+static inline void gpu_wgmma_of(C (&c)[N], const uint32_t *a, uint64_t a_descriptor, uint64_t b,
+                                bool adds, bool is_b_mn_major) {
+    struct gpu_product p = {};
+    p.c = c;
+    p.n = N / 2;
+    p.k = 8 * F::PER_WORD;
+    p.bytes = 4 / F::PER_WORD;
+    p.a = a_descriptor;
+    p.b = b;
+    p.is_a_here = a != NULL;
+    p.is_b_mn_major = is_b_mn_major;
+    p.adds = adds;
+    p.number = gpu_number<F>;
+    p.add = gpu_add<C>;
+    for (uint32_t i = 0; a && i < 4; i++) { /* as mma's */
+        const uint64_t *all = gpu_exchange(~0u, a[i]);
+        for (uint32_t w = 0; w < 4; w++)
+            p.a_rows[i % 2][i / 2 * 4 + w] = (uint32_t)all[gpu_lane() / 4 * 4 + w];
+        __syncwarp();
+    }
+    gpu_wgmma(&p);
+}
+
+template <bool ADDS, int N> static inline void wgmma_f16(float (&c)[N], uint64_t a, uint64_t b) {
+    gpu_wgmma_of<f16_format>(c, NULL, a, b, ADDS, false);
+}
+template <bool ADDS, bool MN_MAJOR_B = false, int N>
+static inline void wgmma_f16(float (&c)[N], const uint32_t (&a)[4], uint64_t b) {
+    gpu_wgmma_of<f16_format>(c, a, 0, b, ADDS, MN_MAJOR_B);
+}
+static inline void wgmma_s8(int (&c)[16], uint64_t a, uint64_t b) {
+    gpu_wgmma_of<s8_format>(c, NULL, a, b, false, false);
+}
+template <int N> static inline void wgmma_add_f16(float (&c)[N], uint64_t a, uint64_t b) {
+    gpu_wgmma_of<f16_format>(c, NULL, a, b, true, false);
+}
+template <int N> static inline void wgmma_add_bf16(float (&c)[N], uint64_t a, uint64_t b) {
+    gpu_wgmma_of<bf16_format>(c, NULL, a, b, true, false);
+}
+#endif
 
 #endif
