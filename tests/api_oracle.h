@@ -284,7 +284,7 @@ static void call_cancelled(struct oracle *o, struct oracle_seq *s) {
 /* A backend whose step is always cut off: what it should have written is spoiled. */
 static struct oracle *oracle_cutting;
 
-static void spoil(struct sluice_engine *e, struct piece p, uint32_t i) {
+static void spoil(struct sluice_engine *e, struct state_array p, uint32_t i) {
     uint8_t *junk = malloc(p.bytes ? p.bytes : 1);
     memset(junk, 0xFF, p.bytes);
     backend_cpu.write_state(e->backend, p.offset + i * p.bytes, p.bytes, junk, NULL);

@@ -297,7 +297,7 @@ static int talk_cut_wait(struct backend *b, struct err *err) {
     backend_cpu.wait(b, err);
     for (uint32_t i = 0; i < e->n_parts; i++)
         for (uint32_t k = 0; k < e->state.layout.n_recurrent; k++) {
-            struct piece p = e->state.layout.recurrent[k];
+            struct state_array p = e->state.layout.recurrent[k];
             uint32_t cell = e->state.slots[e->parts[i].slot].cell;
             const struct backend_copy lost = {p.offset + cell * p.bytes, BACKEND_ZEROS, p.bytes};
             backend_cpu.copy_state(b, &lost, 1, err);

@@ -201,17 +201,17 @@ static void draft_compare_state(struct draft_rig *r, const sluice_seq *a, const 
     if (x->length != y->length)
         return;
     for (uint32_t i = 0; i < s->layout.n_recurrent; i++) {
-        struct piece p = s->layout.recurrent[i], q = t->layout.recurrent[i];
+        struct state_array p = s->layout.recurrent[i], q = t->layout.recurrent[i];
         draft_compare(r, p.offset + x->cell * p.bytes, q.offset + y->cell * q.bytes, p.bytes,
                       "recurrent state");
     }
     for (uint32_t page = 0; page < x->length / PAGE; page++)
         for (uint32_t i = 0; i < s->layout.n_paged; i++) {
-            struct piece p = s->layout.paged[i], q = t->layout.paged[i];
+            struct state_array p = s->layout.paged[i], q = t->layout.paged[i];
             draft_compare(r, p.offset + x->pages[page] * p.bytes,
                           q.offset + y->pages[page] * q.bytes, p.bytes, "keys or values");
         }
-    struct piece p = s->layout.counts, q = t->layout.counts;
+    struct state_array p = s->layout.counts, q = t->layout.counts;
     if (p.bytes)
         draft_compare(r, p.offset + a->slot * p.bytes, q.offset + b->slot * q.bytes, p.bytes,
                       "token counts");

@@ -863,12 +863,12 @@ static void expect_as_fresh(struct churn *c, const sluice_seq *seq) {
         sluice_engine_step(fresh.engine, &rows);
     const struct state *fresh_state = &fresh.engine->state;
     for (uint32_t i = 0; i < st->layout.n_recurrent; i++) {
-        struct piece a = st->layout.recurrent[i], b = fresh_state->layout.recurrent[i];
+        struct state_array a = st->layout.recurrent[i], b = fresh_state->layout.recurrent[i];
         EXPECT(memcmp(c->r.engine->backend->region[REGION_STATE] + a.offset +
                           st->slots[seq->slot].cell * a.bytes,
                       fresh.engine->backend->region[REGION_STATE] + b.offset, a.bytes) == 0);
     }
-    struct piece a = st->layout.counts, b = fresh_state->layout.counts;
+    struct state_array a = st->layout.counts, b = fresh_state->layout.counts;
     EXPECT(memcmp(c->r.engine->backend->region[REGION_STATE] + a.offset + seq->slot * a.bytes,
                   fresh.engine->backend->region[REGION_STATE] + b.offset, a.bytes) == 0);
     rig_close(&fresh);

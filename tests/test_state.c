@@ -77,7 +77,7 @@ struct world {
     struct state st;
     struct backend backend;
     struct arena arena;
-    struct piece recurrent, keys;
+    struct state_array recurrent, keys;
     int32_t (*tokens)[CONTEXT];      /* (N_SLOTS) what each slot was given ... */
     uint64_t (*hashes)[CONTEXT + 1]; /* ... and the hash of its first i tokens */
     uint32_t n[N_SLOTS];
@@ -115,10 +115,10 @@ static bool world_open(struct world *w, uint64_t seed, bool is_recurrent, bool h
     };
     const uint64_t n_items = N_SLOTS + N_SPARE + N_SNAPSHOTS;
     struct state_layout *l = &w->st.layout;
-    w->recurrent = (struct piece){0, sizeof(uint64_t), 1};
-    l->table = (struct piece){w->recurrent.bytes * n_items, PER_SEQ * sizeof(uint32_t), 1};
-    w->keys =
-        (struct piece){l->table.offset + l->table.bytes * n_items, PAGE * sizeof(uint64_t), 1};
+    w->recurrent = (struct state_array){0, sizeof(uint64_t), 1};
+    l->table = (struct state_array){w->recurrent.bytes * n_items, PER_SEQ * sizeof(uint32_t), 1};
+    w->keys = (struct state_array){l->table.offset + l->table.bytes * n_items,
+                                   PAGE * sizeof(uint64_t), 1};
     l->recurrent = &w->recurrent;
     l->n_recurrent = is_recurrent;
     l->paged = &w->keys;
@@ -152,7 +152,7 @@ static void world_close(struct world *w) {
 }
 
 static uint64_t *key_at(struct world *w, uint32_t slot, uint32_t position) {
-    const struct piece *t = &w->st.layout.table;
+    const struct state_array *t = &w->st.layout.table;
     const uint32_t *table =
         (const uint32_t *)(w->backend.bytes + t->offset + slot * t->bytes); /* as a step sees it */
     uint32_t page = table[position / PAGE];
@@ -267,7 +267,7 @@ static void op_step(struct world *w, uint32_t slot) {
     }
     EXPECT_INT(state_reserve(&w->st, slot, rows + drafted, &first, &err), SLUICE_OK);
     state_plan_snapshots(&w->st, slot, rows);
-    const struct piece *t = &w->st.layout.table;
+    const struct state_array *t = &w->st.layout.table;
     uint32_t *table = (uint32_t *)(w->backend.bytes + t->offset + slot * t->bytes);
     for (uint32_t i = first; i < s->n_pages; i++)
         table[i] = s->pages[i];
@@ -514,9 +514,9 @@ static void step_long(struct state *st, uint32_t slot, uint32_t rows) {
 /* A fork of 32k tokens copies the recurrent state and no page; the step after it copies the page
  * that is begun. Going back to a snapshot copies that. */
 TEST(engine_state_fork_of_32k_shares_its_pages) {
-    struct piece recurrent = {0, CELL_BYTES, 1};
-    struct piece table = {LONG_CELLS * CELL_BYTES, LONG_PAGES * sizeof(uint32_t), 1};
-    struct piece keys = {table.offset + 2 * table.bytes, PAGE * 16, 1};
+    struct state_array recurrent = {0, CELL_BYTES, 1};
+    struct state_array table = {LONG_CELLS * CELL_BYTES, LONG_PAGES * sizeof(uint32_t), 1};
+    struct state_array keys = {table.offset + 2 * table.bytes, PAGE * 16, 1};
     struct backend backend = {calloc(1, keys.offset + LONG_PAGES * keys.bytes), 0};
     struct arena arena = {0};
     struct state st = {

@@ -34,12 +34,12 @@ static void add_stretch(struct move_list *l, uint64_t offset, uint64_t bytes, ui
     l->begin += bytes;
 }
 
-static void add_page(struct move_list *l, const struct payload *p, struct piece piece) {
+static void add_page(struct move_list *l, const struct payload *p, struct state_array array) {
     bool is_whole = p->positions == PAGE;
-    uint32_t n = is_whole ? 1 : piece.n_heads;
-    uint64_t bytes = piece.bytes / n, used = is_whole ? bytes : bytes / PAGE * p->positions;
+    uint32_t n = is_whole ? 1 : array.n_heads;
+    uint64_t bytes = array.bytes / n, used = is_whole ? bytes : bytes / PAGE * p->positions;
     for (uint32_t i = 0; i < n; i++)
-        add_stretch(l, piece_item(piece, p->page) + i * bytes, bytes,
+        add_stretch(l, state_array_item(array, p->page) + i * bytes, bytes,
                     p->page == NO_PAGE ? 0 : used);
 }
 
@@ -50,9 +50,9 @@ static uint32_t list_moves(const struct payload *p, uint64_t at, uint64_t n, uin
     const struct state_layout *layout = &p->st->layout;
     struct move_list l = {.at = at, .n = n, .host = host, .moves = moves};
     for (uint32_t i = 0; p->has_cell && i < layout->n_recurrent; i++) {
-        struct piece piece = layout->recurrent[i];
-        add_stretch(&l, piece_item(piece, p->cell), piece.bytes,
-                    p->cell == NO_CELL ? 0 : piece.bytes);
+        struct state_array array = layout->recurrent[i];
+        add_stretch(&l, state_array_item(array, p->cell), array.bytes,
+                    p->cell == NO_CELL ? 0 : array.bytes);
     }
     for (uint32_t i = 0; p->positions && i < layout->n_paged; i++)
         add_page(&l, p, layout->paged[i]);
@@ -60,8 +60,8 @@ static uint32_t list_moves(const struct payload *p, uint64_t at, uint64_t n, uin
 }
 
 /* Moves them all in one call. */
-static int move_pieces(const struct payload *p, uint64_t at, uint64_t n, uint8_t *host, bool is_in,
-                       struct err *err) {
+static int move_stretches(const struct payload *p, uint64_t at, uint64_t n, uint8_t *host,
+                          bool is_in, struct err *err) {
     const struct state *st = p->st;
     uint32_t n_moves = list_moves(p, at, n, host, st->moves);
     return n_moves ? st->kind->move_state(st->backend, st->moves, n_moves, is_in, err) : SLUICE_OK;
@@ -81,11 +81,11 @@ static struct payload payload_of(const struct state *st, uint32_t e) {
 static int fill_payload(void *user, uint64_t at, uint64_t n, void *to, struct err *err) {
     const struct cache_payload *which = user;
     struct payload p = payload_of(which->user, which->entry);
-    return move_pieces(&p, at, n, to, false, err);
+    return move_stretches(&p, at, n, to, false, err);
 }
 
 static int take_payload(void *user, uint64_t at, uint64_t n, const void *from, struct err *err) {
-    return move_pieces(user, at, n, (uint8_t *)from, true, err);
+    return move_stretches(user, at, n, (uint8_t *)from, true, err);
 }
 
 int state_load_entry(struct state *st, uint32_t e, uint32_t cell, uint32_t page, bool *is_found,

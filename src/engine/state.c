@@ -30,44 +30,46 @@
 
 /* ---- the layout --------------------------------------------------------------------------- */
 
-static struct piece piece_of(const struct operand *o) {
+static struct state_array array_of(const struct operand *o) {
     if (o->n_dims == 0)
-        return (struct piece){0};
-    return (struct piece){o->offset, operand_bytes(o) / o->dims[o->n_dims - 1], 1};
+        return (struct state_array){0};
+    return (struct state_array){o->offset, operand_bytes(o) / o->dims[o->n_dims - 1], 1};
 }
 
-static void add_piece(struct piece *list, uint32_t *n, const struct operand *o, uint64_t *sum) {
-    struct piece p = piece_of(o);
-    list[(*n)++] = p;
-    *sum += p.bytes;
+static void add_array(struct state_array *list, uint32_t *n, const struct operand *o,
+                      uint64_t *sum) {
+    struct state_array array = array_of(o);
+    list[(*n)++] = array;
+    *sum += array.bytes;
 }
 
 static void add_paged(struct state_layout *l, const struct operand *o) {
-    add_piece(l->paged, &l->n_paged, o, &l->page_bytes);
+    add_array(l->paged, &l->n_paged, o, &l->page_bytes);
     l->paged[l->n_paged - 1].n_heads = o->dims[2];
     l->n_heads += o->dims[2];
 }
 
 int state_layout_of(struct state_layout *l, const struct plan *plan, struct arena *arena,
                     struct err *err) {
-    *l = (struct state_layout){.recurrent =
-                                   arena_array(arena, plan->n_ops, 2 * sizeof(struct piece)),
-                               .paged = arena_array(arena, plan->n_ops, 2 * sizeof(struct piece))};
+    *l = (struct state_layout){
+        .recurrent = arena_array(arena, plan->n_ops, 2 * sizeof *l->recurrent),
+        .paged = arena_array(arena, plan->n_ops, 2 * sizeof *l->paged),
+    };
     if (!l->recurrent || !l->paged)
         return err_memory(err, "the layout of sequences");
-    l->table = piece_of(&plan->pages);
+    l->table = array_of(&plan->pages);
     for (uint32_t i = 0; i < plan->n_ops; i++) {
         const struct op *op = &plan->ops[i];
         if (op->kind == OP_DELTA) {
-            add_piece(l->recurrent, &l->n_recurrent, &op->delta.state, &l->recurrent_bytes);
-            add_piece(l->recurrent, &l->n_recurrent, &op->delta.window, &l->recurrent_bytes);
+            add_array(l->recurrent, &l->n_recurrent, &op->delta.state, &l->recurrent_bytes);
+            add_array(l->recurrent, &l->n_recurrent, &op->delta.window, &l->recurrent_bytes);
         } else if (op->kind == OP_HIDDEN) {
-            add_piece(l->recurrent, &l->n_recurrent, &op->hidden.state, &l->recurrent_bytes);
+            add_array(l->recurrent, &l->n_recurrent, &op->hidden.state, &l->recurrent_bytes);
         } else if (op->kind == OP_ATTEND) {
             add_paged(l, &op->attend.keys);
             add_paged(l, &op->attend.values);
         } else if (op->kind == OP_PICK) {
-            l->counts = piece_of(&op->pick.counts);
+            l->counts = array_of(&op->pick.counts);
         }
     }
     l->slot_bytes = l->recurrent_bytes + l->table.bytes + l->counts.bytes;
@@ -76,22 +78,22 @@ int state_layout_of(struct state_layout *l, const struct plan *plan, struct aren
 
 /* ---- moving contents ---------------------------------------------------------------------- */
 
-/* Copies n pieces of item `from` to item `to`; NO_CELL: zeros. */
-static int copy_pieces(const struct state *st, const struct piece *list, uint32_t n, uint32_t to,
-                       uint32_t from, struct err *err) {
+/* Copies item `from` of n arrays to item `to`; NO_CELL: zeros. */
+static int copy_items(const struct state *st, const struct state_array *list, uint32_t n,
+                      uint32_t to, uint32_t from, struct err *err) {
     uint32_t n_copies = 0;
     for (uint32_t i = 0; i < n; i++)
         if (list[i].bytes)
             st->copies[n_copies++] = (struct backend_copy){
-                .to = piece_item(list[i], to),
-                .from = from == NO_CELL ? BACKEND_ZEROS : piece_item(list[i], from),
+                .to = state_array_item(list[i], to),
+                .from = from == NO_CELL ? BACKEND_ZEROS : state_array_item(list[i], from),
                 .bytes = list[i].bytes,
             };
     return n_copies ? st->kind->copy_state(st->backend, st->copies, n_copies, err) : SLUICE_OK;
 }
 
 static int copy_recurrent(const struct state *st, uint32_t to, uint32_t from, struct err *err) {
-    return copy_pieces(st, st->layout.recurrent, st->layout.n_recurrent, to, from, err);
+    return copy_items(st, st->layout.recurrent, st->layout.n_recurrent, to, from, err);
 }
 
 static int zero_recurrent(const struct state *st, uint32_t cell, struct err *err) {
@@ -99,16 +101,16 @@ static int zero_recurrent(const struct state *st, uint32_t cell, struct err *err
 }
 
 static int copy_counts(const struct state *st, uint32_t to, uint32_t from, struct err *err) {
-    return copy_pieces(st, &st->layout.counts, 1, to, from, err);
+    return copy_items(st, &st->layout.counts, 1, to, from, err);
 }
 
 int state_write_table(const struct state *st, uint32_t slot, uint32_t first, struct err *err) {
     const struct slot *s = &st->slots[slot];
     if (first >= s->n_pages || st->layout.table.bytes == 0)
         return SLUICE_OK;
-    return st->kind->write_state(st->backend,
-                                 piece_item(st->layout.table, slot) + first * sizeof *s->pages,
-                                 (s->n_pages - first) * sizeof *s->pages, s->pages + first, err);
+    return st->kind->write_state(
+        st->backend, state_array_item(st->layout.table, slot) + first * sizeof *s->pages,
+        (s->n_pages - first) * sizeof *s->pages, s->pages + first, err);
 }
 
 int state_write_counts(struct state *st, uint32_t slot, uint32_t n, struct err *err) {
@@ -119,7 +121,7 @@ int state_write_counts(struct state *st, uint32_t slot, uint32_t n, struct err *
         uint16_t *count = &st->counts[st->slots[slot].tokens[i]];
         *count += *count < UINT16_MAX;
     }
-    return st->kind->write_state(st->backend, piece_item(st->layout.counts, slot),
+    return st->kind->write_state(st->backend, state_array_item(st->layout.counts, slot),
                                  st->layout.counts.bytes, st->counts, err);
 }
 
@@ -156,8 +158,8 @@ int state_init(struct state *st, const struct state_options *options, struct are
     st->spare = arena_array(arena, options->n_spare, sizeof *st->spare);
     st->page_list = arena_array(arena, options->pages_per_seq, sizeof *st->page_list);
     st->block_list = arena_array(arena, options->pages_per_seq, sizeof *st->block_list);
-    uint32_t n_pieces = st->layout.n_recurrent + st->layout.n_paged + 1;
-    st->copies = arena_array(arena, n_pieces, sizeof *st->copies);
+    uint32_t n_arrays = st->layout.n_recurrent + st->layout.n_paged + 1;
+    st->copies = arena_array(arena, n_arrays, sizeof *st->copies);
     uint32_t n_moves = st->layout.n_recurrent + st->layout.n_heads;
     st->moves = arena_array(arena, n_moves, sizeof *st->moves);
     st->moves_beside = arena_array(arena, n_moves, sizeof *st->moves);
@@ -218,7 +220,7 @@ static int own_last_page(struct state *st, uint32_t slot, struct err *err) {
         return SLUICE_OK;
     }
     uint32_t own = page_take(&st->pages, slot);
-    int status = copy_pieces(st, st->layout.paged, st->layout.n_paged, own, *entry, err);
+    int status = copy_items(st, st->layout.paged, st->layout.n_paged, own, *entry, err);
     page_drop(&st->pages, status ? own : *entry, slot);
     if (!status)
         *entry = own;
@@ -644,10 +646,10 @@ int state_each_stretch(const struct state *st, uint32_t slot, stretch_fn *fn, vo
     const struct slot *s = &st->slots[slot];
     int status = SLUICE_OK;
     for (uint32_t i = 0; !status && i < l->n_recurrent; i++)
-        status = fn(user, piece_item(l->recurrent[i], s->cell), l->recurrent[i].bytes, err);
+        status = fn(user, state_array_item(l->recurrent[i], s->cell), l->recurrent[i].bytes, err);
     for (uint32_t p = 0; !status && p < s->n_pages; p++)
         for (uint32_t i = 0; !status && i < l->n_paged; i++)
-            status = fn(user, piece_item(l->paged[i], s->pages[p]), l->paged[i].bytes, err);
+            status = fn(user, state_array_item(l->paged[i], s->pages[p]), l->paged[i].bytes, err);
     return status;
 }
 

@@ -11,22 +11,23 @@
 #include "plan/io.h"
 #include "plan/plan.h"
 
-/* A part of STATE that is one item after the other: item i is at offset + i * bytes. */
-struct piece {
+/* An array in STATE, with an item for each cell, page or slot: item i is at offset + i * bytes. */
+struct state_array {
     uint64_t offset, bytes; /* bytes 0: none */
     uint32_t n_heads;       /* of a page: this many heads times PAGE positions */
 };
 
 /* STATE as the ops of a plan use it. */
 struct state_layout {
-    struct piece *recurrent; /* one item per cell: delta-net states, conv windows, hidden states */
+    /* One item per cell: delta-net states, conv windows, hidden states. */
+    struct state_array *recurrent;
     uint32_t n_recurrent;
-    struct piece *paged;        /* one item per page: keys and values of each layer */
-    uint32_t n_paged, n_heads;  /* pieces, and heads of all of them */
-    struct piece table, counts; /* one item per slot */
-    uint64_t recurrent_bytes;   /* of a cell */
-    uint64_t slot_bytes;        /* of a slot, all of it */
-    uint64_t page_bytes;        /* of a page in all layers */
+    struct state_array *paged;        /* one item per page: keys and values of each layer */
+    uint32_t n_paged, n_heads;        /* arrays, and heads of all of them */
+    struct state_array table, counts; /* one item per slot */
+    uint64_t recurrent_bytes;         /* of a cell */
+    uint64_t slot_bytes;              /* of a slot, all of it */
+    uint64_t page_bytes;              /* of a page in all layers */
 };
 int state_layout_of(struct state_layout *layout, const struct plan *plan, struct arena *arena,
                     struct err *err);
@@ -79,7 +80,7 @@ struct state {
     uint32_t n_spare_used;
     uint32_t *page_list, *block_list; /* (pages_per_seq) scratch: lists of pages and blocks */
     uint16_t *counts;                 /* (n_vocab) scratch: counts of tokens */
-    struct backend_copy *copies;      /* (pieces of a slot and a page) scratch: a list of them */
+    struct backend_copy *copies;      /* (arrays of a slot and a page) scratch: a list of them */
     struct backend_move *moves, *moves_beside; /* those of the host tier's thread */
     uint64_t n_taken, n_used;
 };

@@ -8,9 +8,9 @@ static inline bool state_is_recurrent(const struct state *st) {
     return st->layout.n_recurrent > 0;
 }
 
-/* Where item i of a piece is in STATE. */
-static inline uint64_t piece_item(struct piece p, uint32_t i) {
-    return p.offset + i * p.bytes;
+/* Where item i of an array is in STATE. */
+static inline uint64_t state_array_item(struct state_array array, uint32_t i) {
+    return array.offset + i * array.bytes;
 }
 
 /* Drops the slot's pages from entry n on. */

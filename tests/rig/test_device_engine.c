@@ -602,7 +602,7 @@ static uint64_t hash_state(sluice_engine *e, const sluice_seq *seq) {
     uint64_t hash = 1;
     struct err err = {0};
     for (uint32_t i = 0; i < l->n_recurrent; i++) {
-        struct piece p = l->recurrent[i];
+        struct state_array p = l->recurrent[i];
         void *bytes = malloc(p.bytes);
         uint64_t at = p.offset + e->state.slots[seq->slot].cell * p.bytes;
         if (e->kind->read_state(e->backend, at, p.bytes, bytes, &err))
