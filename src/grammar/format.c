@@ -45,7 +45,7 @@ static const struct {
 };
 /* clang-format on */
 
-bool format_find(struct schema *s, const char *name, struct piece *out) {
+bool format_find(struct schema *s, const char *name, struct sized_expr *out) {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         char anchored[2048];
         if (strcmp(formats[i].name, name) != 0)

@@ -21,9 +21,9 @@ struct regex {
     uint32_t depth;
 };
 
-static struct piece fail(struct regex *r, const char *what) {
+static struct sized_expr fail(struct regex *r, const char *what) {
     schema_fail(r->s, SLUICE_ERR_UNSUPPORTED, "pattern: %s", what);
-    return (struct piece){.e = expr_never(r->s->b)};
+    return (struct sized_expr){.e = expr_never(r->s->b)};
 }
 
 static bool skip_if(struct regex *r, char c) {
@@ -163,16 +163,16 @@ static bool read_member(struct regex *r, struct ranges *set, bool is_negated, ui
     return n > 0;
 }
 
-static struct piece class_piece(struct regex *r, const struct ranges *set, bool is_negated) {
+static struct sized_expr one_of(struct regex *r, const struct ranges *set, bool is_negated) {
     struct ranges whole = *set;
     if (set->is_ascii && is_negated)
         add_range(&whole, ASCII + 1, 0x10FFFF);
     if (whole.n == MAX_RANGES)
         return fail(r, "a class of more than 511 ranges");
-    return (struct piece){text_class(r->s->b, whole.at, whole.n, is_negated), 1, 1};
+    return (struct sized_expr){text_class(r->s->b, whole.at, whole.n, is_negated), 1, 1};
 }
 
-static struct piece read_class(struct regex *r) {
+static struct sized_expr read_class(struct regex *r) {
     struct ranges set = {.n = 0};
     bool is_negated = skip_if(r, '^');
     if (*r->at == ']')
@@ -193,7 +193,7 @@ static struct piece read_class(struct regex *r) {
     }
     if (!skip_if(r, ']'))
         return fail(r, "a class without its end");
-    return class_piece(r, &set, is_negated);
+    return one_of(r, &set, is_negated);
 }
 
 /* ---- expressions -------------------------------------------------------------------------- */
@@ -203,9 +203,9 @@ static uint64_t times(uint64_t a, uint64_t b) {
     return a == 0 || b == 0 ? 0 : product < UINT32_MAX ? product : UINT32_MAX;
 }
 
-static struct piece read_choice(struct regex *r, bool is_outside);
+static struct sized_expr read_choice(struct regex *r, bool is_outside);
 
-static struct piece read_group(struct regex *r) {
+static struct sized_expr read_group(struct regex *r) {
     if (skip_if(r, '?') && !skip_if(r, ':')) {
         bool is_name =
             (r->at[0] == '<' || (r->at[0] == 'P' && r->at[1] == '<')) && !strchr("=!", r->at[1]);
@@ -216,14 +216,14 @@ static struct piece read_group(struct regex *r) {
     }
     if (++r->depth > MAX_DEPTH)
         return fail(r, "groups in more than 64 groups");
-    struct piece p = read_choice(r, false);
+    struct sized_expr p = read_choice(r, false);
     r->depth--;
     if (!skip_if(r, ')'))
         return fail(r, "a group without its end");
     return p;
 }
 
-static struct piece read_atom(struct regex *r) {
+static struct sized_expr read_atom(struct regex *r) {
     struct ranges set = {.n = 0};
     uint32_t c;
     if (skip_if(r, '('))
@@ -231,7 +231,7 @@ static struct piece read_atom(struct regex *r) {
     if (skip_if(r, '['))
         return read_class(r);
     if (skip_if(r, '.'))
-        return (struct piece){text_class(r->s->b, line_ends, 3, true), 1, 1};
+        return (struct sized_expr){text_class(r->s->b, line_ends, 3, true), 1, 1};
     if (*r->at == '^' || *r->at == '$')
         return fail(r, "^ and $ are supported at the ends of the whole only");
     if (strchr("*+?{", *r->at))
@@ -239,16 +239,16 @@ static struct piece read_atom(struct regex *r) {
     if (skip_if(r, '\\')) {
         if (add_named(&set, *r->at, false)) {
             r->at++;
-            return class_piece(r, &set, false);
+            return one_of(r, &set, false);
         }
         if (!read_escape(r, &c))
-            return (struct piece){.e = expr_never(r->s->b)};
+            return (struct sized_expr){.e = expr_never(r->s->b)};
     } else {
         size_t n = utf8_decode(str_of(r->at), &c);
         r->at += n ? n : 1;
     }
     const struct char_range one = {c, c};
-    return (struct piece){text_class(r->s->b, &one, 1, false), 1, 1};
+    return (struct sized_expr){text_class(r->s->b, &one, 1, false), 1, 1};
 }
 
 static bool read_number(struct regex *r, uint32_t *out) {
@@ -272,8 +272,8 @@ static bool read_counts(struct regex *r, uint32_t *min, uint32_t *max) {
            (*max <= MAX_REPEAT || *max == REPEAT_NO_LIMIT);
 }
 
-static struct piece read_repeated(struct regex *r) {
-    struct piece p = read_atom(r);
+static struct sized_expr read_repeated(struct regex *r) {
+    struct sized_expr p = read_atom(r);
     uint32_t min = 0, max = REPEAT_NO_LIMIT;
     if (skip_if(r, '+'))
         min = 1;
@@ -286,22 +286,23 @@ static struct piece read_repeated(struct regex *r) {
         return p;
     }
     skip_if(r, '?'); /* lazy or greedy: the language is the same */
-    return (struct piece){expr_repeat(r->s->b, p.e, min, max), times(p.min, min),
-                          times(p.max, max)};
+    return (struct sized_expr){expr_repeat(r->s->b, p.e, min, max), times(p.min, min),
+                               times(p.max, max)};
 }
 
-static struct piece joined(struct builder *b, struct piece x, struct piece y) {
-    return (struct piece){expr_pair(b, x.e, y.e), x.min + y.min, x.max + y.max};
+static struct sized_expr joined(struct builder *b, struct sized_expr x, struct sized_expr y) {
+    return (struct sized_expr){expr_pair(b, x.e, y.e), x.min + y.min, x.max + y.max};
 }
 
 /* Any characters, where the pattern is not anchored. */
-static struct piece anything(struct schema *s) {
-    return (struct piece){expr_repeat(s->b, text_character(s), 0, REPEAT_NO_LIMIT), 0, UINT32_MAX};
+static struct sized_expr anything(struct schema *s) {
+    return (struct sized_expr){expr_repeat(s->b, text_character(s), 0, REPEAT_NO_LIMIT), 0,
+                               UINT32_MAX};
 }
 
-static struct piece read_sequence(struct regex *r, bool is_outside) {
+static struct sized_expr read_sequence(struct regex *r, bool is_outside) {
     struct builder *b = r->s->b;
-    struct piece p = {.e = expr_text(b, "")};
+    struct sized_expr p = {.e = expr_text(b, "")};
     bool is_anchored = is_outside && skip_if(r, '^'), has_end = false;
     while (*r->at && *r->at != '|' && *r->at != ')' && !r->s->status && !has_end) {
         has_end = is_outside && r->at[0] == '$' && (r->at[1] == 0 || r->at[1] == '|');
@@ -317,11 +318,11 @@ static struct piece read_sequence(struct regex *r, bool is_outside) {
     return p;
 }
 
-static struct piece read_choice(struct regex *r, bool is_outside) {
+static struct sized_expr read_choice(struct regex *r, bool is_outside) {
     struct expr_list list = {0};
-    struct piece all = {.min = UINT64_MAX};
+    struct sized_expr all = {.min = UINT64_MAX};
     do {
-        struct piece p = read_sequence(r, is_outside);
+        struct sized_expr p = read_sequence(r, is_outside);
         expr_push(r->s->b, &list, p.e);
         all.min = p.min < all.min ? p.min : all.min;
         all.max = p.max > all.max ? p.max : all.max;
@@ -330,7 +331,7 @@ static struct piece read_choice(struct regex *r, bool is_outside) {
     return all;
 }
 
-bool pattern_read(struct schema *s, const char *regex, struct piece *out) {
+bool pattern_read(struct schema *s, const char *regex, struct sized_expr *out) {
     struct regex r = {.s = s, .at = regex};
     *out = read_choice(&r, true);
     if (!s->status && *r.at)

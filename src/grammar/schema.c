@@ -424,14 +424,14 @@ static bool read_members(struct schema *s, const json_t *flat, struct members *m
 static const struct expr *pattern_key(struct schema *s, const json_t *patterns,
                                       const json_t **schema) {
     const char *pattern = json_object_iter_key(json_object_iter((json_t *)patterns));
-    struct piece piece;
+    struct sized_expr body;
     if (json_object_size(patterns) != 1 || !pattern)
         return schema_fail(s, SLUICE_ERR_UNSUPPORTED, "patternProperties of several patterns");
     *schema = json_object_get(patterns, pattern);
-    if (!pattern_read(s, pattern, &piece))
+    if (!pattern_read(s, pattern, &body))
         return expr_never(s->b);
     const struct expr *quote = expr_text(s->b, "\"");
-    return expr_triple(s->b, quote, piece.e, quote);
+    return expr_triple(s->b, quote, body.e, quote);
 }
 
 static const struct expr *name_key(struct schema *s, const json_t *names) {

@@ -91,13 +91,13 @@ void number_write(const json_t *value, char out[40]);
 
 /* ---- pattern.c, format.c ---- */
 
-/* Characters of a JSON string between its quotes, and how many there may be. */
-struct piece {
+/* What a JSON string has between its quotes, and how many characters that may be. */
+struct sized_expr {
     const struct expr *e;
     uint64_t min, max; /* max: UINT32_MAX and more: no limit */
 };
 /* Strings that a regular expression matches, anywhere in the string unless anchored. */
-bool pattern_read(struct schema *s, const char *regex, struct piece *out);
-bool format_find(struct schema *s, const char *name, struct piece *out);
+bool pattern_read(struct schema *s, const char *regex, struct sized_expr *out);
+bool format_find(struct schema *s, const char *name, struct sized_expr *out);
 
 #endif

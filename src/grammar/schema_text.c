@@ -219,7 +219,7 @@ const struct expr *text_of(struct schema *s, const json_t *flat) {
     const char *pattern = json_string_value(json_object_get(flat, "pattern"));
     const char *format = json_string_value(json_object_get(flat, "format"));
     uint32_t min = 0, max = REPEAT_NO_LIMIT;
-    struct piece piece;
+    struct sized_expr body;
     if (!schema_count(s, flat, "minLength", &min) || !schema_count(s, flat, "maxLength", &max))
         return expr_never(b);
     if (pattern && format)
@@ -229,12 +229,12 @@ const struct expr *text_of(struct schema *s, const json_t *flat) {
         return text_string(s);
     if (!pattern && !format)
         return expr_triple(b, quote, expr_repeat(b, text_character(s), min, max), quote);
-    if (pattern ? !pattern_read(s, pattern, &piece) : !format_find(s, format, &piece))
+    if (pattern ? !pattern_read(s, pattern, &body) : !format_find(s, format, &body))
         return expr_never(b);
-    if (piece.min < min || (piece.max > max && max != REPEAT_NO_LIMIT)) {
-        const char *key = piece.min < min ? "minLength" : "maxLength";
+    if (body.min < min || (body.max > max && max != REPEAT_NO_LIMIT)) {
+        const char *key = body.min < min ? "minLength" : "maxLength";
         return schema_fail(s, SLUICE_ERR_UNSUPPORTED, "%s beside a %s that does not imply it", key,
                            pattern ? "pattern" : "format");
     }
-    return expr_triple(b, quote, piece.e, quote);
+    return expr_triple(b, quote, body.e, quote);
 }
