@@ -238,16 +238,16 @@ static struct shape shape_of(const struct vulkan_recorder *r, const struct vulka
 }
 
 /* A part of the matrices that a bind can hold: rows, or experts. */
-struct piece {
+struct matrix_range {
     uint32_t first, n;
     bool is_whole;
 };
 
 static struct vulkan_bind bind_weight(struct vulkan_recorder *r, const struct operand *w,
-                                      const struct piece *piece) {
+                                      const struct matrix_range *range) {
     uint32_t scale = w->n_dims > 2 ? w->plane : 1;
-    return piece->is_whole ? vulkan_operand(r, w, VULKAN_READ, NULL)
-                           : vulkan_matrix_rows(r, w, piece->first * scale, piece->n * scale);
+    return range->is_whole ? vulkan_operand(r, w, VULKAN_READ, NULL)
+                           : vulkan_matrix_rows(r, w, range->first * scale, range->n * scale);
 }
 
 static struct vulkan_bind bind_bias(struct vulkan_recorder *r, const struct operand *bias,
@@ -257,7 +257,7 @@ static struct vulkan_bind bind_bias(struct vulkan_recorder *r, const struct oper
 
 /* What differs where activations come from workspace, or the product prepares its row itself. */
 static void bind_acts(struct vulkan_recorder *r, const struct vulkan_product *p,
-                      const struct piece *piece, struct vulkan_dispatch *d,
+                      const struct matrix_range *range, struct vulkan_dispatch *d,
                       struct product_push *push) {
     const struct operand *w = p->weight;
     uint32_t in_acts = p->is_f32 ? 1 : 32;
@@ -268,8 +268,8 @@ static void bind_acts(struct vulkan_recorder *r, const struct vulkan_product *p,
     if (p->choice) {
         push->plane_bytes = (uint32_t)(w->plane * vulkan_weight_row_bytes(r, w));
         push->places = p->places;
-        push->first_expert = piece->first;
-        push->n_experts = piece->n;
+        push->first_expert = range->first;
+        push->n_experts = range->n;
         push->choice_stride = p->choice->stride;
         d->binds[5] = has_tile(p) ? vulkan_as(p->pairs->tiles, VULKAN_READ)
                                   : vulkan_operand(r, p->choice, VULKAN_READ, &push->choice_first);
@@ -278,19 +278,19 @@ static void bind_acts(struct vulkan_recorder *r, const struct vulkan_product *p,
     d->binds[8] = vulkan_as(p->is_f32 ? p->acts->x : p->acts->scales, VULKAN_READ);
 }
 
-static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product *p,
-                          const struct piece *piece) {
+static int multiply_range(struct vulkan_recorder *r, const struct vulkan_product *p,
+                          const struct matrix_range *range) {
     const struct operand *w = p->weight;
     bool is_stack = p->choice != NULL, has_bias = p->bias && p->bias->n_dims;
     struct shape s = shape_of(r, p);
-    uint32_t n = is_stack ? w->dims[1] : piece->n, groups = div_up(n, s.group_outputs);
+    uint32_t n = is_stack ? w->dims[1] : range->n, groups = div_up(n, s.group_outputs);
     struct product_push push = {
         .units = s.units,
         .lanes = s.lanes,
         .k = w->dims[0],
         .n = n,
         .row_bytes = (uint32_t)vulkan_weight_row_bytes(r, w),
-        .out_first = p->out_first + (is_stack ? 0 : piece->first),
+        .out_first = p->out_first + (is_stack ? 0 : range->first),
     };
     struct vulkan_dispatch d = {
         .shader = shader_of(r, p, &s),
@@ -305,16 +305,16 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
         .push_bytes = sizeof push,
     };
     struct vulkan_bind io = d.binds[0] = vulkan_io_copy(r, VULKAN_READ);
-    d.binds[1] = bind_weight(r, w, piece);
-    d.binds[2] = p->epilogue == PRODUCT_SWIGLU ? bind_weight(r, p->second, piece) : d.binds[1];
+    d.binds[1] = bind_weight(r, w, range);
+    d.binds[2] = p->epilogue == PRODUCT_SWIGLU ? bind_weight(r, p->second, range) : d.binds[1];
     d.binds[3] = bind_bias(r, p->bias, io, &push.bias_first);
     d.binds[4] = bind_bias(r, p->second_bias, io, &push.bias2_first);
-    push.bias_first += is_stack ? 0 : piece->first;
-    push.bias2_first += is_stack ? 0 : piece->first;
+    push.bias_first += is_stack ? 0 : range->first;
+    push.bias2_first += is_stack ? 0 : range->first;
     d.binds[5] = io;
     d.binds[6] = p->out;
     d.binds[9] = vulkan_grids(r);
-    bind_acts(r, p, piece, &d, &push);
+    bind_acts(r, p, range, &d, &push);
     const uint32_t constants[] = {
         s.threads,
         vulkan_weight_type(r, w),
@@ -333,8 +333,8 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
     return vulkan_add(r, &d);
 }
 
-/* Rows of a bind, so many that the next piece begins at a multiple of 256 bytes. */
-static uint32_t rows_of_piece(const struct vulkan_recorder *r, const struct vulkan_product *p,
+/* Rows of a bind, so many that the next range begins at a multiple of 256 bytes. */
+static uint32_t rows_of_range(const struct vulkan_recorder *r, const struct vulkan_product *p,
                               uint32_t total) {
     uint32_t n_rows = vulkan_rows_per_bind(r, p->weight);
     if (p->epilogue == PRODUCT_SWIGLU) {
@@ -360,13 +360,13 @@ int vulkan_err_too_large(struct vulkan_recorder *r, const struct operand *w) {
 
 int vulkan_multiply(struct vulkan_recorder *r, const struct vulkan_product *p) {
     uint32_t total = p->choice ? p->weight->dims[2] : p->weight->dims[1];
-    uint32_t n_rows = rows_of_piece(r, p, total);
+    uint32_t n_rows = rows_of_range(r, p, total);
     if (n_rows == 0)
         return vulkan_err_too_large(r, p->weight);
     for (uint32_t first = 0; first < total; first += n_rows) {
-        struct piece piece = {first, total - first < n_rows ? total - first : n_rows,
-                              n_rows == total};
-        int status = multiply_piece(r, p, &piece);
+        struct matrix_range range = {first, total - first < n_rows ? total - first : n_rows,
+                                     n_rows == total};
+        int status = multiply_range(r, p, &range);
         if (status)
             return status;
     }

@@ -265,40 +265,40 @@ static void find_segments(const struct vulkan_row *p, const uint32_t firsts[MAX_
 }
 
 /* Rows of the only part, or all rows of all parts. */
-struct piece {
+struct row_range {
     uint32_t row, n;
     bool is_whole;
 };
 
 static void bind_weights(struct vulkan_recorder *r, const struct vulkan_row *p,
-                         const struct piece *piece, struct vulkan_dispatch *d,
+                         const struct row_range *range, struct vulkan_dispatch *d,
                          struct row_push *push) {
     const struct operand *weights[MAX_PARTS];
     uint32_t firsts[MAX_PARTS] = {0};
     for (uint32_t i = 0; i < p->n_parts; i++)
         weights[i] = p->parts[i].weight;
-    if (piece->is_whole)
+    if (range->is_whole)
         CHECK(vulkan_join(r, weights, p->n_parts, &d->binds[1], firsts));
     else
-        d->binds[1] = vulkan_matrix_rows(r, weights[0], piece->row, piece->n);
+        d->binds[1] = vulkan_matrix_rows(r, weights[0], range->row, range->n);
     find_segments(p, firsts, push);
-    if (!piece->is_whole)
-        push->n = piece->n;
+    if (!range->is_whole)
+        push->n = range->n;
 }
 
 static void bind_biases(struct vulkan_recorder *r, const struct vulkan_row *p,
-                        const struct piece *piece, struct vulkan_dispatch *d,
+                        const struct row_range *range, struct vulkan_dispatch *d,
                         struct row_push *push) {
     if (p->parts[0].bias->n_dims == 0)
         return;
     d->binds[3] = vulkan_operand(r, p->parts[0].bias, VULKAN_READ, &push->out_base[2]);
-    push->out_base[2] += piece->row;
+    push->out_base[2] += range->row;
     if (p->epilogue == PRODUCT_SWIGLU)
         d->binds[4] = vulkan_operand(r, p->parts[1].bias, VULKAN_READ, &push->out_base[3]);
 }
 
 static int add_dispatch(struct vulkan_recorder *r, const struct vulkan_row *p,
-                        const struct piece *piece) {
+                        const struct row_range *range) {
     const struct vulkan_prologue *q = p->prologue;
     const struct operand *w = p->parts[0].weight;
     uint32_t k = w->dims[0], column, out_first;
@@ -318,10 +318,10 @@ static int add_dispatch(struct vulkan_recorder *r, const struct vulkan_row *p,
     d.binds[6] = bind_output(r, p, &column, &out_first);
     d.binds[9] = vulkan_grids(r);
     for (uint32_t i = 0; i < MAX_PARTS; i++)
-        push.out_base[i] = out_first - column + piece->row;
-    bind_weights(r, p, piece, &d, &push);
+        push.out_base[i] = out_first - column + range->row;
+    bind_weights(r, p, range, &d, &push);
     bind_input(r, q, &d, &push);
-    bind_biases(r, p, piece, &d, &push);
+    bind_biases(r, p, range, &d, &push);
     struct row_shape shape =
         vulkan_is_plain(w) ? plain_shape_of(r, p, push.n, lanes) : shape_of(r, p, push.n, lanes);
     uint32_t outputs = push.n / pair_of(p);
@@ -335,19 +335,19 @@ static int add_dispatch(struct vulkan_recorder *r, const struct vulkan_row *p,
     return vulkan_add(r, &d);
 }
 
-/* Pieces that a bind can hold, each beginning at a multiple of 256 bytes. */
-static int add_pieces(struct vulkan_recorder *r, const struct vulkan_row *p) {
+/* Ranges of rows that a bind can hold, each beginning at a multiple of 256 bytes. */
+static int add_ranges(struct vulkan_recorder *r, const struct vulkan_row *p) {
     const struct operand *w = p->parts[0].weight;
     uint32_t total = w->dims[1], per_bind = vulkan_rows_per_bind(r, w);
     if (per_bind >= total)
-        return add_dispatch(r, p, &(struct piece){0, total, true});
+        return add_dispatch(r, p, &(struct row_range){0, total, true});
     per_bind = per_bind / 256 * 256;
     if (per_bind == 0)
         return vulkan_err_too_large(r, w);
     int status = SLUICE_OK;
     for (uint32_t row = 0; !status && row < total; row += per_bind) {
-        struct piece piece = {row, total - row < per_bind ? total - row : per_bind, false};
-        status = add_dispatch(r, p, &piece);
+        struct row_range range = {row, total - row < per_bind ? total - row : per_bind, false};
+        status = add_dispatch(r, p, &range);
     }
     return status;
 }
@@ -370,7 +370,7 @@ static bool can_join(struct vulkan_recorder *r, const struct vulkan_row *p, uint
 }
 
 int vulkan_multiply_row(struct vulkan_recorder *r, const struct vulkan_row *p) {
-    const struct piece whole = {.is_whole = true};
+    const struct row_range whole = {.is_whole = true};
     struct vulkan_row rest = *p;
     int status = SLUICE_OK;
     if (p->epilogue == PRODUCT_SWIGLU)
@@ -380,7 +380,7 @@ int vulkan_multiply_row(struct vulkan_recorder *r, const struct vulkan_row *p) {
         now.n_parts = 1;
         while (now.n_parts < rest.n_parts && can_join(r, &rest, now.n_parts + 1))
             now.n_parts++;
-        status = now.n_parts > 1 ? add_dispatch(r, &now, &whole) : add_pieces(r, &now);
+        status = now.n_parts > 1 ? add_dispatch(r, &now, &whole) : add_ranges(r, &now);
         rest.parts += now.n_parts;
         rest.n_parts -= now.n_parts;
     }
