@@ -575,27 +575,27 @@ TEST(serve_worker_closes_with_jobs_that_run) {
 
 /* ---- answers ------------------------------------------------------------------------------ */
 
-static void note_piece(void *user, struct answer *a, const struct piece *piece) {
+static void note_delta(void *user, struct answer *a, const struct answer_delta *delta) {
     struct buffer *all = user;
     static const char *const names[] = {"C", "R", "T"};
     (void)a;
-    buffer_puts(all, names[piece->kind]);
-    if (piece->kind == PIECE_CALL)
-        buffer_puts(all, piece->call->name);
+    buffer_puts(all, names[delta->kind]);
+    if (delta->kind == DELTA_CALL)
+        buffer_puts(all, delta->call->name);
     else
-        buffer_add(all, piece->text.at, piece->text.len);
+        buffer_add(all, delta->text.at, delta->text.len);
 }
 
 /* What an answer with this text is split into. */
 static void expect_split(const struct ask_model *m, const struct ask *ask, const char *text,
                          const char *reasoning, const char *content, size_t n_calls) {
     struct answer a = {0};
-    struct buffer pieces = {0};
+    struct buffer deltas = {0};
     struct job_end end = {.report = {.end = SCHED_END_TOKEN}};
     int32_t tokens[512];
     size_t n = 0;
     EXPECT_INT(sluice_encode(m->model, text, strlen(text), 0, tokens, 512, &n), SLUICE_OK);
-    EXPECT_INT(answer_open(&a, m, ask, 0, note_piece, &pieces), SLUICE_OK);
+    EXPECT_INT(answer_open(&a, m, ask, 0, note_delta, &deltas), SLUICE_OK);
     for (size_t i = 0; i < n; i++)
         answer_push(&a, tokens[i], NULL);
     answer_end(&a, &end);
@@ -606,7 +606,7 @@ static void expect_split(const struct ask_model *m, const struct ask *ask, const
     EXPECT_INT(a.n_calls, n_calls);
     EXPECT_INT(a.finish, n_calls ? FINISH_CALLS : FINISH_END);
     answer_close(&a);
-    buffer_free(&pieces);
+    buffer_free(&deltas);
 }
 
 /* The grammar of a text of 100,000 letters, asked for twice; what is kept then takes so much. */

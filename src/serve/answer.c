@@ -1,4 +1,4 @@
-/* answer.c - one answer: tokens in, pieces of reasoning, content and tool calls out. */
+/* answer.c - one answer: tokens in, deltas of reasoning, content and tool calls out. */
 #include "serve/answer.h"
 
 #include <stdio.h>
@@ -28,14 +28,14 @@ void answer_make_id(const char *prefix, char out[32]) {
     out[n] = 0;
 }
 
-/* ---- pieces ------------------------------------------------------------------------------- */
+/* ---- deltas ------------------------------------------------------------------------------- */
 
-static void give(struct answer *a, enum answer_piece kind, struct str text) {
+static void give(struct answer *a, enum answer_delta_kind kind, struct str text) {
     if (text.len == 0)
         return;
-    struct buffer *all = kind == PIECE_CONTENT ? &a->content : &a->reasoning;
+    struct buffer *all = kind == DELTA_CONTENT ? &a->content : &a->reasoning;
     a->has_failed |= !buffer_add(all, text.at, text.len);
-    a->on_piece(a->user, a, &(struct piece){.kind = kind, .text = text});
+    a->on_delta(a->user, a, &(struct answer_delta){.kind = kind, .text = text});
 }
 
 static void give_call(struct answer *a, const struct tool_event *event) {
@@ -53,21 +53,21 @@ static void give_call(struct answer *a, const struct tool_event *event) {
     a->n_calls++;
     a->has_failed |= !call->name || !call->arguments;
     if (!a->has_failed)
-        a->on_piece(a->user, a, &(struct piece){.kind = PIECE_CALL, .call = call});
+        a->on_delta(a->user, a, &(struct answer_delta){.kind = DELTA_CALL, .call = call});
 }
 
 static void on_tool_event(void *user, const struct tool_event *event) {
     if (event->name)
         give_call(user, event);
     else
-        give(user, PIECE_CONTENT, event->text);
+        give(user, DELTA_CONTENT, event->text);
 }
 
 static void say(struct answer *a, struct str text) {
     if (a->parser)
         tool_parser_push(a->parser, text);
     else
-        give(a, PIECE_CONTENT, text);
+        give(a, DELTA_CONTENT, text);
 }
 
 /* ---- thinking ----------------------------------------------------------------------------- */
@@ -113,7 +113,7 @@ static bool think(struct answer *a) {
     size_t skipped = a->reasoning.len == 0 ? n_spaces(held) : 0;
     struct str rest = str_skip(held, skipped);
     size_t n = safe_length(rest, think_close);
-    give(a, PIECE_REASONING, (struct str){rest.at, n});
+    give(a, DELTA_REASONING, (struct str){rest.at, n});
     rest = str_skip(rest, n);
     size_t spaces = n_spaces(rest);
     bool has_ended = str_starts(str_skip(rest, spaces), think_close);
@@ -199,8 +199,8 @@ static void take_text(struct answer *a, struct str text) {
 /* ---- tokens ------------------------------------------------------------------------------- */
 
 int answer_open(struct answer *a, const struct ask_model *m, const struct ask *ask, uint32_t number,
-                answer_piece_fn *on_piece, void *user) {
-    *a = (struct answer){.m = m, .ask = ask, .number = number, .on_piece = on_piece, .user = user};
+                answer_delta_fn *on_delta, void *user) {
+    *a = (struct answer){.m = m, .ask = ask, .number = number, .on_delta = on_delta, .user = user};
     a->phase = !ask->messages         ? PHASE_RAW
                : ask->starts_thinking ? PHASE_THINKS
                : m->think_open >= 0   ? PHASE_BEGINS
@@ -390,7 +390,7 @@ void answer_end(struct answer *a, const struct job_end *end) {
         a->phase = PHASE_SAYS;
     struct str held = buffer_str(&a->held);
     if (a->phase == PHASE_THINKS && a->reasoning.len > 0)
-        give(a, PIECE_REASONING, held);
+        give(a, DELTA_REASONING, held);
     else if (a->phase == PHASE_SAYS || a->phase == PHASE_RAW)
         say(a, held);
     a->held.len = 0;

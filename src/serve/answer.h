@@ -1,6 +1,6 @@
-/* answer.h - one answer: tokens in, pieces of reasoning, content and tool calls out.
+/* answer.h - one answer: tokens in, deltas of reasoning, content and tool calls out.
  *
- * (1) All pieces of a kind together are what `content`, `reasoning` and `calls` hold at the end.
+ * (1) All deltas of a kind together are what `content`, `reasoning` and `calls` hold at the end.
  * (2) Reasoning is the text between <think> and </think> at the answer's beginning, without the
  *     white space around it; tool calls are only looked for after it.
  *
@@ -17,10 +17,11 @@ struct answer_call {
     char *name, *arguments;
 };
 
-enum answer_piece { PIECE_CONTENT, PIECE_REASONING, PIECE_CALL };
+enum answer_delta_kind { DELTA_CONTENT, DELTA_REASONING, DELTA_CALL };
 
-struct piece {
-    enum answer_piece kind;
+/* Text or a call that is appended to an answer. */
+struct answer_delta {
+    enum answer_delta_kind kind;
     struct str text;                /* not of a call */
     const struct answer_call *call; /* of a call: the newest, whole */
 };
@@ -40,13 +41,13 @@ struct answer_token {
 };
 
 struct answer;
-typedef void answer_piece_fn(void *user, struct answer *answer, const struct piece *piece);
+typedef void answer_delta_fn(void *user, struct answer *answer, const struct answer_delta *delta);
 
 struct answer {
     const struct ask_model *m;
     const struct ask *ask;
     uint32_t number;
-    answer_piece_fn *on_piece;
+    answer_delta_fn *on_delta;
     void *user;
 
     struct buffer content, reasoning;
@@ -81,7 +82,7 @@ struct answer {
 
 /* Returns SLUICE_OK or SLUICE_ERR_MEMORY; answer_close in any case. `a` begins with zeros. */
 int answer_open(struct answer *a, const struct ask_model *m, const struct ask *ask, uint32_t number,
-                answer_piece_fn *on_piece, void *user);
+                answer_delta_fn *on_delta, void *user);
 void answer_close(struct answer *a);
 
 /* Takes the logprobs (may be NULL). Nothing happens after has_stopped. */

@@ -324,13 +324,13 @@ static void put_call(struct exchange *x, const struct answer_call *call) {
     end_block(x);
 }
 
-static void put_piece(struct exchange *x, struct answer *a, const struct piece *piece) {
+static void put_delta(struct exchange *x, struct answer *a, const struct answer_delta *delta) {
     (void)a;
-    if (piece->kind == PIECE_CALL) {
-        put_call(x, piece->call);
+    if (delta->kind == DELTA_CALL) {
+        put_call(x, delta->call);
         return;
     }
-    bool thinks = piece->kind == PIECE_REASONING;
+    bool thinks = delta->kind == DELTA_REASONING;
     int block = thinks ? THINKING_BLOCK : TEXT_BLOCK;
     if (x->block != block)
         begin_block(x, block,
@@ -340,7 +340,7 @@ static void put_piece(struct exchange *x, struct answer *a, const struct piece *
     put(x, "content_block_delta",
         json_pack("{s:i, s:{s:s, s:o}}", "index", x->n_blocks - 1, "delta", "type",
                   thinks ? "thinking_delta" : "text_delta", thinks ? "thinking" : "text",
-                  json_of_text(piece->text)));
+                  json_of_text(delta->text)));
 }
 
 static void done(struct exchange *x) {
@@ -361,7 +361,7 @@ static void put_failure(struct exchange *x, const char *message) {
 static const struct style anthropic_style = {
     .stream_type = "text/event-stream",
     .begin = begin,
-    .piece = put_piece,
+    .delta = put_delta,
     .done = done,
     .fail = put_failure,
     .whole = whole,

@@ -208,8 +208,8 @@ static void put_text(struct exchange *x, struct answer *a, struct str text) {
     buffer_free(&all);
 }
 
-static void text_piece(struct exchange *x, struct answer *a, const struct piece *piece) {
-    put_text(x, a, piece->text);
+static void text_delta(struct exchange *x, struct answer *a, const struct answer_delta *delta) {
+    put_text(x, a, delta->text);
 }
 
 static void text_end(struct exchange *x, struct answer *a) {
@@ -238,7 +238,7 @@ static json_t *text_whole(struct exchange *x) {
 
 static const struct style text_style = {
     .stream_type = "text/event-stream",
-    .piece = text_piece,
+    .delta = text_delta,
     .end = text_end,
     .done = text_done,
     .fail = openai_put_failure,

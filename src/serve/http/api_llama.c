@@ -229,8 +229,9 @@ static void put(struct exchange *x, json_t *object) {
     buffer_puts(&x->draft, "\n\n");
 }
 
-static void completion_piece(struct exchange *x, struct answer *a, const struct piece *piece) {
-    put(x, begin_object(a, piece->text, false));
+static void completion_delta(struct exchange *x, struct answer *a,
+                             const struct answer_delta *delta) {
+    put(x, begin_object(a, delta->text, false));
     count_sent(a);
 }
 
@@ -258,7 +259,7 @@ static json_t *completion_whole(struct exchange *x) {
 
 static const struct style completion_style = {
     .stream_type = "text/event-stream",
-    .piece = completion_piece,
+    .delta = completion_delta,
     .end = completion_end,
     .fail = completion_fail,
     .whole = completion_whole,

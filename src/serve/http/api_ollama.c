@@ -196,14 +196,14 @@ static json_t *chat_message(struct str content, struct str thinking) {
     return message;
 }
 
-static void chat_piece(struct exchange *x, struct answer *a, const struct piece *piece) {
+static void chat_delta(struct exchange *x, struct answer *a, const struct answer_delta *delta) {
     struct str none = STR("");
     json_t *line = begin_line(x, false);
-    json_t *message = piece->kind == PIECE_CONTENT ? chat_message(piece->text, none)
-                                                   : chat_message(none, piece->text);
+    json_t *message = delta->kind == DELTA_CONTENT ? chat_message(delta->text, none)
+                                                   : chat_message(none, delta->text);
     add_logprobs(a, line);
-    if (piece->kind == PIECE_CALL)
-        json_object_set_new(message, "tool_calls", json_pack("[o]", call_json(piece->call)));
+    if (delta->kind == DELTA_CALL)
+        json_object_set_new(message, "tool_calls", json_pack("[o]", call_json(delta->call)));
     json_object_set_new(line, "message", message);
     put_line(x, line);
 }
@@ -228,7 +228,7 @@ static json_t *chat_whole(struct exchange *x) {
 
 static const struct style chat_style = {
     .stream_type = "application/x-ndjson",
-    .piece = chat_piece,
+    .delta = chat_delta,
     .done = chat_done,
     .fail = put_failure,
     .whole = chat_whole,
@@ -263,13 +263,13 @@ void ollama_chat(struct exchange *x) {
 
 /* ---- generate ----------------------------------------------------------------------------- */
 
-static void text_piece(struct exchange *x, struct answer *a, const struct piece *piece) {
-    bool thinks = piece->kind == PIECE_REASONING;
+static void text_delta(struct exchange *x, struct answer *a, const struct answer_delta *delta) {
+    bool thinks = delta->kind == DELTA_REASONING;
     json_t *line = begin_line(x, false);
     add_logprobs(a, line);
-    json_object_set_new(line, "response", thinks ? json_string("") : json_of_text(piece->text));
+    json_object_set_new(line, "response", thinks ? json_string("") : json_of_text(delta->text));
     if (thinks)
-        json_object_set_new(line, "thinking", json_of_text(piece->text));
+        json_object_set_new(line, "thinking", json_of_text(delta->text));
     put_line(x, line);
 }
 
@@ -292,7 +292,7 @@ static json_t *text_whole(struct exchange *x) {
 
 static const struct style text_style = {
     .stream_type = "application/x-ndjson",
-    .piece = text_piece,
+    .delta = text_delta,
     .done = text_done,
     .fail = put_failure,
     .whole = text_whole,

@@ -327,13 +327,13 @@ static void chat_begin(struct exchange *x) {
         put_delta(x, &x->answers[i], json_pack("{s:s, s:s}", "role", "assistant", "content", ""));
 }
 
-static void chat_piece(struct exchange *x, struct answer *a, const struct piece *piece) {
+static void chat_delta(struct exchange *x, struct answer *a, const struct answer_delta *delta) {
     static const char *const names[] = {"content", "reasoning_content"};
-    if (piece->kind != PIECE_CALL) {
-        put_delta(x, a, json_pack("{s:o}", names[piece->kind], json_of_text(piece->text)));
+    if (delta->kind != DELTA_CALL) {
+        put_delta(x, a, json_pack("{s:o}", names[delta->kind], json_of_text(delta->text)));
         return;
     }
-    json_t *call = call_json(piece->call);
+    json_t *call = call_json(delta->call);
     json_object_set_new(call, "index", json_integer((json_int_t)a->n_calls - 1));
     put_delta(x, a, json_pack("{s:[o]}", "tool_calls", call));
 }
@@ -381,7 +381,7 @@ static json_t *chat_whole(struct exchange *x) {
 static const struct style chat_style = {
     .stream_type = "text/event-stream",
     .begin = chat_begin,
-    .piece = chat_piece,
+    .delta = chat_delta,
     .end = chat_end,
     .done = chat_done,
     .fail = openai_put_failure,

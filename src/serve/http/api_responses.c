@@ -1,6 +1,6 @@
 /* api_responses.c - the OpenAI API's /v1/responses: items in, items out.
  *
- * Input items become messages of the chat form; the pieces of the answer become output items, which
+ * Input items become messages of the chat form; the deltas of the answer become output items, which
  * a stream sends as they grow. A stored response (in memory, the least recently used go first) is
  * found by its id, with the conversation up to its end.
  *
@@ -627,29 +627,29 @@ static void add_call_item(struct exchange *x, const struct answer_call *call) {
     json_array_append_new(r->output, item);
 }
 
-static void put_piece(struct exchange *x, struct answer *a, const struct piece *piece) {
+static void put_delta(struct exchange *x, struct answer *a, const struct answer_delta *delta) {
     struct response *r = response_of(x);
-    if (piece->kind == PIECE_CALL) {
+    if (delta->kind == DELTA_CALL) {
         end_item(x, a, "completed");
-        add_call_item(x, piece->call);
+        add_call_item(x, delta->call);
         a->n_sent = a->n_shown; /* the call's own tokens are of no text */
         return;
     }
-    bool thinks = piece->kind == PIECE_REASONING;
+    bool thinks = delta->kind == DELTA_REASONING;
     enum item item = thinks ? ITEM_REASONING : ITEM_MESSAGE;
     if (r->open != item) {
         end_item(x, a, "completed");
         begin_item(x, a, item);
     }
-    a->has_failed |= !buffer_add(&r->text, piece->text.at, piece->text.len);
-    json_t *delta =
+    a->has_failed |= !buffer_add(&r->text, delta->text.at, delta->text.len);
+    json_t *event =
         json_pack("{s:s, s:i, s:i, s:o}", "item_id", r->id, "output_index", output_index(r),
-                  "content_index", 0, "delta", json_of_text(piece->text));
+                  "content_index", 0, "delta", json_of_text(delta->text));
     if (!thinks && x->ask->is_streamed)
-        json_object_set_new(delta, "logprobs", logprobs_of(a, a->n_sent, a->n_shown));
+        json_object_set_new(event, "logprobs", logprobs_of(a, a->n_sent, a->n_shown));
     if (!thinks)
         a->n_sent = a->n_shown;
-    put(x, thinks ? "response.reasoning_text.delta" : "response.output_text.delta", delta);
+    put(x, thinks ? "response.reasoning_text.delta" : "response.output_text.delta", event);
 }
 
 /* ---- the answer --------------------------------------------------------------------------- */
@@ -696,11 +696,11 @@ static void fail(struct exchange *x, const char *message) {
 static const struct style response_style = {
     .stream_type = "text/event-stream",
     .begin = begin,
-    .piece = put_piece,
+    .delta = put_delta,
     .done = done,
     .fail = fail,
     .whole = whole,
-    .has_all_pieces = true,
+    .has_all_deltas = true,
     .is_exact = true,
 };
 

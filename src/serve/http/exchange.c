@@ -242,10 +242,10 @@ static void on_release(struct job *job) {
     exchange_release(of_job(job));
 }
 
-static void on_piece(void *user, struct answer *a, const struct piece *piece) {
+static void on_delta(void *user, struct answer *a, const struct answer_delta *delta) {
     struct exchange *x = user;
-    if (x->ask->is_streamed || x->style->has_all_pieces)
-        x->style->piece(x, a, piece);
+    if (x->ask->is_streamed || x->style->has_all_deltas)
+        x->style->delta(x, a, delta);
 }
 
 static void fill_job(struct exchange *x) {
@@ -287,7 +287,7 @@ static int open_answers(struct exchange *x) {
         return SLUICE_ERR_MEMORY;
     while (!status && x->n_answers < n) {
         struct answer *a = &x->answers[x->n_answers];
-        status = answer_open(a, &x->server->model, x->ask, x->n_answers++, on_piece, x);
+        status = answer_open(a, &x->server->model, x->ask, x->n_answers++, on_delta, x);
     }
     return status;
 }

@@ -24,12 +24,12 @@ struct exchange;
 struct style {
     const char *stream_type; /* of the content */
     void (*begin)(struct exchange *x);
-    void (*piece)(struct exchange *x, struct answer *a, const struct piece *piece);
+    void (*delta)(struct exchange *x, struct answer *a, const struct answer_delta *delta);
     void (*end)(struct exchange *x, struct answer *a);     /* at the end of an answer */
     void (*done)(struct exchange *x);                      /* at the end of all */
     void (*fail)(struct exchange *x, const char *message); /* in a stream that has begun */
     json_t *(*whole)(struct exchange *x); /* the response when it is not streamed */
-    bool has_all_pieces;                  /* `piece` is called for it, too */
+    bool has_all_deltas;                  /* `delta` is called for it, too */
     bool is_exact; /* it has numbers of the client's or of the model's text: of tool calls */
 };
 
