@@ -597,7 +597,7 @@ static void expect_split(const struct ask_model *m, const struct ask *ask, const
     EXPECT_INT(sluice_encode(m->model, text, strlen(text), 0, tokens, 512, &n), SLUICE_OK);
     EXPECT_INT(answer_open(&a, m, ask, 0, note_delta, &deltas), SLUICE_OK);
     for (size_t i = 0; i < n; i++)
-        answer_push(&a, tokens[i], NULL);
+        answer_add_token(&a, tokens[i], NULL);
     answer_end(&a, &end);
     buffer_add(&a.reasoning, "", 1);
     buffer_add(&a.content, "", 1);

@@ -7,11 +7,11 @@
 #include "base/clock.h"
 
 enum phase {
-    PHASE_RAW,    /* everything is content */
-    PHASE_BEGINS, /* nothing but white space so far: thinking may follow */
-    PHASE_THINKS, /* inside <think> */
-    PHASE_ENDS,   /* after </think>: white space is dropped */
-    PHASE_SAYS,
+    PHASE_RAW,             /* everything is content */
+    PHASE_START,           /* nothing but white space so far: <think> may follow */
+    PHASE_REASONING,       /* inside <think> */
+    PHASE_AFTER_REASONING, /* after </think>: white space is dropped */
+    PHASE_CONTENT,
 };
 
 static const char think_open[] = "<think>", think_close[] = "</think>";
@@ -30,7 +30,7 @@ void answer_make_id(const char *prefix, char out[32]) {
 
 /* ---- deltas ------------------------------------------------------------------------------- */
 
-static void give(struct answer *a, enum answer_delta_kind kind, struct str text) {
+static void emit(struct answer *a, enum answer_delta_kind kind, struct str text) {
     if (text.len == 0)
         return;
     struct buffer *all = kind == DELTA_CONTENT ? &a->content : &a->reasoning;
@@ -38,7 +38,7 @@ static void give(struct answer *a, enum answer_delta_kind kind, struct str text)
     a->on_delta(a->user, a, &(struct answer_delta){.kind = kind, .text = text});
 }
 
-static void give_call(struct answer *a, const struct tool_event *event) {
+static void emit_call(struct answer *a, const struct tool_event *event) {
     if (a->ask->has_one_call && a->n_calls > 0)
         return;
     struct answer_call *more = realloc(a->calls, (a->n_calls + 1) * sizeof *more);
@@ -58,19 +58,19 @@ static void give_call(struct answer *a, const struct tool_event *event) {
 
 static void on_tool_event(void *user, const struct tool_event *event) {
     if (event->name)
-        give_call(user, event);
+        emit_call(user, event);
     else
-        give(user, DELTA_CONTENT, event->text);
+        emit(user, DELTA_CONTENT, event->text);
 }
 
-static void say(struct answer *a, struct str text) {
+static void add_content(struct answer *a, struct str text) {
     if (a->parser)
         tool_parser_push(a->parser, text);
     else
-        give(a, DELTA_CONTENT, text);
+        emit(a, DELTA_CONTENT, text);
 }
 
-/* ---- thinking ----------------------------------------------------------------------------- */
+/* ---- reasoning ---------------------------------------------------------------------------- */
 
 static size_t n_spaces(struct str s) {
     size_t n = 0;
@@ -79,7 +79,7 @@ static size_t n_spaces(struct str s) {
     return n;
 }
 
-/* How much of s can be handed out: everything up to what may be the start of the tag, without the
+/* How much of s can be emitted: everything up to what may be the start of the tag, without the
  * white space before it or at the end. */
 static size_t safe_length(struct str s, const char *tag) {
     size_t n = 0;
@@ -94,104 +94,104 @@ static size_t safe_length(struct str s, const char *tag) {
     return n;
 }
 
-/* Each looks at the start of the text held back; false: it waits for more. */
-static bool begin(struct answer *a) {
-    struct str held = buffer_str(&a->held);
-    size_t spaces = n_spaces(held);
-    struct str rest = str_skip(held, spaces);
+/* Each parses the beginning of the pending text; false: it needs more of it. */
+static bool parse_start(struct answer *a) {
+    struct str pending = buffer_str(&a->pending);
+    size_t spaces = n_spaces(pending);
+    struct str rest = str_skip(pending, spaces);
     size_t n = strlen(think_open);
     if (rest.len < n && memcmp(rest.at, think_open, rest.len) == 0)
         return false;
-    a->phase = str_starts(rest, think_open) ? PHASE_THINKS : PHASE_SAYS;
-    if (a->phase == PHASE_THINKS)
-        buffer_drop(&a->held, spaces + n);
+    a->phase = str_starts(rest, think_open) ? PHASE_REASONING : PHASE_CONTENT;
+    if (a->phase == PHASE_REASONING)
+        buffer_drop(&a->pending, spaces + n);
     return true;
 }
 
-static bool think(struct answer *a) {
-    struct str held = buffer_str(&a->held);
-    size_t skipped = a->reasoning.len == 0 ? n_spaces(held) : 0;
-    struct str rest = str_skip(held, skipped);
+static bool parse_reasoning(struct answer *a) {
+    struct str pending = buffer_str(&a->pending);
+    size_t skipped = a->reasoning.len == 0 ? n_spaces(pending) : 0;
+    struct str rest = str_skip(pending, skipped);
     size_t n = safe_length(rest, think_close);
-    give(a, DELTA_REASONING, (struct str){rest.at, n});
+    emit(a, DELTA_REASONING, (struct str){rest.at, n});
     rest = str_skip(rest, n);
     size_t spaces = n_spaces(rest);
     bool has_ended = str_starts(str_skip(rest, spaces), think_close);
-    buffer_drop(&a->held, skipped + n + (has_ended ? spaces + strlen(think_close) : 0));
+    buffer_drop(&a->pending, skipped + n + (has_ended ? spaces + strlen(think_close) : 0));
     if (has_ended)
-        a->phase = PHASE_ENDS;
+        a->phase = PHASE_AFTER_REASONING;
     return has_ended;
 }
 
-static bool skip_after_thinking(struct answer *a) {
-    size_t spaces = n_spaces(buffer_str(&a->held));
-    buffer_drop(&a->held, spaces);
-    if (a->held.len > 0)
-        a->phase = PHASE_SAYS;
-    return a->held.len > 0;
+static bool parse_after_reasoning(struct answer *a) {
+    size_t spaces = n_spaces(buffer_str(&a->pending));
+    buffer_drop(&a->pending, spaces);
+    if (a->pending.len > 0)
+        a->phase = PHASE_CONTENT;
+    return a->pending.len > 0;
 }
 
 /* ---- lines -------------------------------------------------------------------------------- */
 
-/* Says the text, but for a line that is indented too little and what follows it. */
-static void say_indented(struct answer *a, struct str text) {
+/* Adds lines up to the first that is indented too little. */
+static void add_indented(struct answer *a, struct str text) {
     while (text.len > 0 && !a->is_limited) {
         size_t n = 0;
         if (a->is_indent) {
             while (n < text.len && (text.at[n] == ' ' || text.at[n] == '\t'))
                 n++;
-            a->has_failed |= !buffer_add(&a->held, text.at, n);
+            a->has_failed |= !buffer_add(&a->pending, text.at, n);
             if (n < text.len) {
                 a->is_indent = false;
-                a->is_limited = a->held.len < (size_t)a->ask->min_indent;
+                a->is_limited = a->pending.len < (size_t)a->ask->min_indent;
                 if (!a->is_limited)
-                    say(a, buffer_str(&a->held));
-                a->held.len = 0;
+                    add_content(a, buffer_str(&a->pending));
+                a->pending.len = 0;
             }
         } else {
             const char *newline = memchr(text.at, '\n', text.len);
             n = newline ? (size_t)(newline - text.at) + 1 : text.len;
-            say(a, (struct str){text.at, n});
+            add_content(a, (struct str){text.at, n});
             a->is_indent = newline != NULL;
         }
         text = str_skip(text, n);
     }
 }
 
-static void take_lines(struct answer *a, struct str text) {
+static void add_lines(struct answer *a, struct str text) {
     if (a->ask->min_indent > 0)
-        say_indented(a, text);
+        add_indented(a, text);
     else
-        say(a, text);
+        add_content(a, text);
     if (a->ask->max_ms > 0 && memchr(text.at, '\n', text.len))
         a->is_limited |= seconds_now() - a->started > 1e-3 * (double)a->ask->max_ms;
 }
 
-static void take_text(struct answer *a, struct str text) {
-    bool goes_on = true;
+static void add_text(struct answer *a, struct str text) {
+    bool is_parsed = true;
     if (a->phase == PHASE_RAW) {
-        take_lines(a, text);
+        add_lines(a, text);
         return;
     }
-    if (a->phase == PHASE_SAYS && a->held.len == 0) {
-        say(a, text);
+    if (a->phase == PHASE_CONTENT && a->pending.len == 0) {
+        add_content(a, text);
         return;
     }
-    buffer_add(&a->held, text.at, text.len);
-    while (goes_on && a->held.len > 0) {
+    buffer_add(&a->pending, text.at, text.len);
+    while (is_parsed && a->pending.len > 0) {
         switch (a->phase) {
-        case PHASE_BEGINS:
-            goes_on = begin(a);
+        case PHASE_START:
+            is_parsed = parse_start(a);
             break;
-        case PHASE_THINKS:
-            goes_on = think(a);
+        case PHASE_REASONING:
+            is_parsed = parse_reasoning(a);
             break;
-        case PHASE_ENDS:
-            goes_on = skip_after_thinking(a);
+        case PHASE_AFTER_REASONING:
+            is_parsed = parse_after_reasoning(a);
             break;
         default:
-            say(a, buffer_str(&a->held));
-            a->held.len = 0;
+            add_content(a, buffer_str(&a->pending));
+            a->pending.len = 0;
         }
     }
 }
@@ -202,12 +202,12 @@ int answer_open(struct answer *a, const struct ask_model *m, const struct ask *a
                 answer_delta_fn *on_delta, void *user) {
     *a = (struct answer){.m = m, .ask = ask, .number = number, .on_delta = on_delta, .user = user};
     a->phase = !ask->messages         ? PHASE_RAW
-               : ask->starts_thinking ? PHASE_THINKS
-               : m->think_open >= 0   ? PHASE_BEGINS
-                                      : PHASE_SAYS;
-    int status = sluice_text_open(&a->text, m->model, ask->stops, ask->n_stops);
+               : ask->starts_thinking ? PHASE_REASONING
+               : m->think_open >= 0   ? PHASE_START
+                                      : PHASE_CONTENT;
+    int status = sluice_text_open(&a->content_decoder, m->model, ask->stops, ask->n_stops);
     if (!status)
-        status = sluice_text_open(&a->thoughts, m->model, NULL, 0);
+        status = sluice_text_open(&a->reasoning_decoder, m->model, NULL, 0);
     if (!status && ask->messages && ask->tools && ask->tool_choice != TOOLS_NONE) {
         a->parser = tool_parser_open(ask_callable(ask), ask->allowed != NULL, on_tool_event, a);
         status = a->parser ? SLUICE_OK : SLUICE_ERR_MEMORY;
@@ -222,20 +222,20 @@ void answer_close(struct answer *a) {
         free(a->calls[i].name);
         free(a->calls[i].arguments);
     }
-    for (size_t i = 0; i < a->n_said; i++)
-        free(a->said[i].logprobs);
+    for (size_t i = 0; i < a->n_content_tokens; i++)
+        free(a->content_tokens[i].logprobs);
     free(a->calls);
-    free(a->said);
+    free(a->content_tokens);
     free(a->tokens);
     buffer_free(&a->content);
     buffer_free(&a->reasoning);
-    buffer_free(&a->held);
-    sluice_text_close(a->text);
-    sluice_text_close(a->thoughts);
+    buffer_free(&a->pending);
+    sluice_text_close(a->content_decoder);
+    sluice_text_close(a->reasoning_decoder);
     tool_parser_close(a->parser);
 }
 
-static bool keep_token(struct answer *a, int32_t token) {
+static bool append_token(struct answer *a, int32_t token) {
     if (a->n_tokens == a->capacity) {
         size_t capacity = 2 * a->capacity + 64;
         int32_t *more = realloc(a->tokens, capacity * sizeof *more);
@@ -248,16 +248,16 @@ static bool keep_token(struct answer *a, int32_t token) {
     return true;
 }
 
-static bool keep_logprobs(struct answer *a, int32_t token, struct job_logprobs *logprobs) {
-    if (a->n_said == a->said_capacity) {
-        size_t capacity = 2 * a->said_capacity + 64;
-        struct answer_token *more = realloc(a->said, capacity * sizeof *more);
+static bool append_content_token(struct answer *a, int32_t token, struct job_logprobs *logprobs) {
+    if (a->n_content_tokens == a->content_capacity) {
+        size_t capacity = 2 * a->content_capacity + 64;
+        struct answer_token *more = realloc(a->content_tokens, capacity * sizeof *more);
         if (!more)
             return false;
-        a->said = more;
-        a->said_capacity = capacity;
+        a->content_tokens = more;
+        a->content_capacity = capacity;
     }
-    a->said[a->n_said++] = (struct answer_token){token, logprobs};
+    a->content_tokens[a->n_content_tokens++] = (struct answer_token){token, logprobs};
     return true;
 }
 
@@ -266,7 +266,7 @@ static bool keep_logprobs(struct answer *a, int32_t token, struct job_logprobs *
  */
 static const char *marker_of(const struct answer *a, int32_t token) {
     const struct ask_model *m = a->m;
-    bool begins = m->think_is_silent || a->phase == PHASE_BEGINS;
+    bool begins = m->think_is_silent || a->phase == PHASE_START;
     return token < 0 || a->phase == PHASE_RAW              ? NULL
            : token == m->think_open && begins              ? think_open
            : token == m->think_close && m->think_is_silent ? think_close
@@ -274,51 +274,56 @@ static const char *marker_of(const struct answer *a, int32_t token) {
                                                            : NULL;
 }
 
-/* Whether a token is not part of the answer: thinking, or the white space after it. */
-static bool is_thought(const struct answer *a, int32_t token) {
-    struct str its = {0};
+/* Whether a token is part of the reasoning, or white space after it. */
+static bool is_reasoning_token(const struct answer *a, int32_t token) {
+    struct str text = {0};
     if (token >= 0)
-        its.at = sluice_token_text(a->m->model, token, &its.len);
-    return a->phase == PHASE_THINKS ||
-           (a->phase == PHASE_ENDS && !a->has_answered && n_spaces(its) == its.len);
+        text.at = sluice_token_text(a->m->model, token, &text.len);
+    bool is_space = n_spaces(text) == text.len;
+    return a->phase == PHASE_REASONING ||
+           (a->phase == PHASE_AFTER_REASONING && !a->has_begun_content && is_space);
 }
 
-/* A token whose text is held back may turn out to be part of a stop text, and is not told then. */
-static void show_tokens(struct answer *a) {
+/* A token whose text the decoder holds back may turn out to be part of a stop text, which is not
+ * emitted. */
+static void count_emitted_tokens(struct answer *a) {
     size_t length;
-    for (; a->n_shown < a->n_said && a->n_covered < a->n_given; a->n_covered += length)
-        sluice_token_text(a->m->model, a->said[a->n_shown++].token, &length);
+    for (; a->n_emitted < a->n_content_tokens && a->token_bytes < a->emitted_bytes;
+         a->token_bytes += length)
+        sluice_token_text(a->m->model, a->content_tokens[a->n_emitted++].token, &length);
 }
 
-static void push_text(struct answer *a, int32_t token) {
-    bool thinks = is_thought(a, token);
-    sluice_text *text = thinks ? a->thoughts : a->text;
+/* The token's text is added; SLUICE_TEXT_END: what the decoder still holds back. */
+static void decode_token(struct answer *a, int32_t token) {
+    bool is_reasoning = is_reasoning_token(a, token);
+    sluice_text *decoder = is_reasoning ? a->reasoning_decoder : a->content_decoder;
     const char *at;
     size_t length;
-    a->has_failed |= sluice_text_push(text, token, &at, &length) != SLUICE_OK;
-    a->has_answered |= a->phase == PHASE_ENDS && !thinks;
-    a->n_given += thinks ? 0 : length;
-    show_tokens(a);
-    take_text(a, (struct str){at, length});
-    if (!thinks && a->phase == PHASE_THINKS) {
+    a->has_failed |= sluice_text_push(decoder, token, &at, &length) != SLUICE_OK;
+    a->has_begun_content |= a->phase == PHASE_AFTER_REASONING && !is_reasoning;
+    a->emitted_bytes += is_reasoning ? 0 : length;
+    count_emitted_tokens(a);
+    add_text(a, (struct str){at, length});
+    if (!is_reasoning && a->phase == PHASE_REASONING) {
         /* text held back as the possible start of a stop text comes first */
-        a->has_failed |= sluice_text_push(text, SLUICE_TEXT_END, &at, &length) != SLUICE_OK;
-        take_text(a, (struct str){at, length});
+        a->has_failed |= sluice_text_push(decoder, SLUICE_TEXT_END, &at, &length) != SLUICE_OK;
+        add_text(a, (struct str){at, length});
     }
 }
 
-/* Keeps the log probabilities of the first n tokens of the content. */
-static void cut_logprobs(struct answer *a, size_t n) {
-    while (a->n_said > n)
-        free(a->said[--a->n_said].logprobs);
-    a->n_shown = a->n_said;
+/* Keeps the first n. */
+static void truncate_content_tokens(struct answer *a, size_t n) {
+    while (a->n_content_tokens > n)
+        free(a->content_tokens[--a->n_content_tokens].logprobs);
+    a->n_emitted = a->n_content_tokens;
 }
 
-/* Where a stop text begins in what was sampled after thinking, and which; false: nowhere. */
+/* Where a stop text begins in what was sampled after reasoning, and which; false: nowhere. */
 static bool find_stop(const struct answer *a, size_t *at, const char **which) {
     struct buffer all = {0};
     bool is_found = false;
-    ask_decode(a->m, a->tokens + a->n_thoughts, a->n_tokens - a->n_thoughts, false, &all);
+    ask_decode(a->m, a->tokens + a->first_content_token, a->n_tokens - a->first_content_token,
+               false, &all);
     for (size_t i = 0; i < a->ask->n_stops; i++) {
         const char *stop = a->ask->stops[i];
         const char *found = all.len ? memmem(all.at, all.len, stop, strlen(stop)) : NULL;
@@ -333,41 +338,41 @@ static bool find_stop(const struct answer *a, size_t *at, const char **which) {
 }
 
 /* Tokens that begin after the text's end are left out. */
-static void cut_logprobs_at_end(struct answer *a) {
+static void drop_tokens_after_end(struct answer *a) {
     const char *ignored;
     size_t at = a->content.len, n = 0, length, end = 0;
-    if (a->n_said == 0 || (!a->is_limited && !find_stop(a, &at, &ignored)))
+    if (a->n_content_tokens == 0 || (!a->is_limited && !find_stop(a, &at, &ignored)))
         return;
-    for (; n < a->n_said && end < at; n++, end += length)
-        sluice_token_text(a->m->model, a->said[n].token, &length);
-    cut_logprobs(a, n);
+    for (; n < a->n_content_tokens && end < at; n++, end += length)
+        sluice_token_text(a->m->model, a->content_tokens[n].token, &length);
+    truncate_content_tokens(a, n);
 }
 
-void answer_push(struct answer *a, int32_t token, struct job_logprobs *logprobs) {
-    if (a->has_stopped || a->ask->is_silent || !keep_token(a, token)) {
+void answer_add_token(struct answer *a, int32_t token, struct job_logprobs *logprobs) {
+    if (a->has_stopped || a->ask->is_silent || !append_token(a, token)) {
         free(logprobs);
         a->has_failed |= !a->has_stopped && !a->ask->is_silent;
         return;
     }
     if (a->n_tokens == 1)
         a->started = seconds_now();
-    bool was_thought = is_thought(a, token);
-    a->n_reasoning += was_thought;
-    if (!logprobs || was_thought || !keep_logprobs(a, token, logprobs))
+    bool is_reasoning = is_reasoning_token(a, token);
+    a->n_reasoning_tokens += is_reasoning;
+    if (!logprobs || is_reasoning || !append_content_token(a, token, logprobs))
         free(logprobs);
     const char *marker = marker_of(a, token);
-    push_text(a, marker ? SLUICE_TEXT_END : token);
+    decode_token(a, marker ? SLUICE_TEXT_END : token);
     if (marker)
-        take_text(a, str_of(marker));
-    if (a->phase == PHASE_THINKS) {
-        cut_logprobs(a, 0);
-        a->n_given = a->n_covered = 0;
+        add_text(a, str_of(marker));
+    if (a->phase == PHASE_REASONING) {
+        truncate_content_tokens(a, 0);
+        a->emitted_bytes = a->token_bytes = 0;
     }
-    if (was_thought || a->phase == PHASE_THINKS)
-        a->n_thoughts = a->n_tokens;
-    a->has_stopped = sluice_text_has_stopped(a->text) || a->is_limited;
+    if (is_reasoning || a->phase == PHASE_REASONING)
+        a->first_content_token = a->n_tokens;
+    a->has_stopped = sluice_text_has_stopped(a->content_decoder) || a->is_limited;
     if (a->has_stopped)
-        cut_logprobs_at_end(a);
+        drop_tokens_after_end(a);
 }
 
 static enum answer_finish finish_of(const struct answer *a, const struct job_end *end) {
@@ -383,17 +388,17 @@ static enum answer_finish finish_of(const struct answer *a, const struct job_end
 }
 
 void answer_end(struct answer *a, const struct job_end *end) {
-    a->n_shown = a->n_said;
+    a->n_emitted = a->n_content_tokens;
     if (!a->has_stopped)
-        push_text(a, SLUICE_TEXT_END);
-    if (a->phase == PHASE_BEGINS)
-        a->phase = PHASE_SAYS;
-    struct str held = buffer_str(&a->held);
-    if (a->phase == PHASE_THINKS && a->reasoning.len > 0)
-        give(a, DELTA_REASONING, held);
-    else if (a->phase == PHASE_SAYS || a->phase == PHASE_RAW)
-        say(a, held);
-    a->held.len = 0;
+        decode_token(a, SLUICE_TEXT_END);
+    if (a->phase == PHASE_START)
+        a->phase = PHASE_CONTENT;
+    struct str pending = buffer_str(&a->pending);
+    if (a->phase == PHASE_REASONING && a->reasoning.len > 0)
+        emit(a, DELTA_REASONING, pending);
+    else if (a->phase == PHASE_CONTENT || a->phase == PHASE_RAW)
+        add_content(a, pending);
+    a->pending.len = 0;
     if (a->parser) {
         tool_parser_end(a->parser);
         a->has_failed |= tool_parser_has_failed(a->parser);

@@ -55,29 +55,30 @@ struct answer {
     size_t n_calls;
     int32_t *tokens; /* all that were sampled */
     size_t n_tokens, capacity;
-    size_t n_reasoning;        /* tokens of it */
-    struct answer_token *said; /* those of the content, with log probabilities where wanted */
-    size_t n_said, said_capacity;
-    size_t n_shown; /* of `said`: their text was handed out, or its beginning; all at the end */
+    size_t n_reasoning_tokens;
+    struct answer_token *content_tokens; /* none unless log probabilities are wanted */
+    size_t n_content_tokens, content_capacity;
+    size_t n_emitted;  /* content tokens whose text was emitted, or its beginning; all at the end */
+    size_t n_streamed; /* of those: already in the stream, of APIs that stream them */
+    size_t n_streamed_ids; /* of `tokens`, likewise */
     enum answer_finish finish;
     const struct job_end *end;
-    bool has_stopped;  /* by a stop text: the rest is not wanted */
-    bool has_failed;   /* memory ran out */
-    size_t n_sent;     /* of those shown: already sent, by APIs that stream them */
-    size_t n_sent_ids; /* of `tokens`, likewise */
-    bool is_echoed;    /* and its prompt is included */
+    bool has_stopped; /* by a stop text: the rest is not wanted */
+    bool has_failed;  /* memory ran out */
+    bool is_echoed;   /* and its prompt is included */
 
     /* Private. */
-    sluice_text *text, *thoughts; /* stop texts are looked for in the first alone */
-    bool has_answered;            /* after thinking */
-    size_t n_thoughts;            /* tokens up to the end of thinking */
-    size_t n_given, n_covered;    /* bytes of text handed out, and of the tokens shown */
-    struct tool_parser *parser;
-    struct buffer held;
-    int phase;
-    bool is_indent;  /* what is held back begins a line */
-    bool is_limited; /* a limit of its lines ended it */
-    double started;  /* when its first token came */
+    sluice_text *content_decoder, *reasoning_decoder; /* only the first looks for stop texts */
+    size_t first_content_token;                       /* of `tokens`: the first after reasoning */
+    size_t emitted_bytes;                             /* of the content */
+    size_t token_bytes;                               /* of the first n_emitted content tokens */
+    struct tool_parser *parser;                       /* NULL: no calls are looked for */
+    struct buffer pending;  /* text that may yet turn out to be a tag, or white space to drop */
+    int phase;              /* an enum phase of answer.c */
+    bool has_begun_content; /* after reasoning, with more than white space */
+    bool is_indent;         /* what is pending begins a line */
+    bool is_limited;        /* a limit of its lines ended it */
+    double started;         /* when its first token came */
 };
 
 /* Returns SLUICE_OK or SLUICE_ERR_MEMORY; answer_close in any case. `a` begins with zeros. */
@@ -86,7 +87,7 @@ int answer_open(struct answer *a, const struct ask_model *m, const struct ask *a
 void answer_close(struct answer *a);
 
 /* Takes the logprobs (may be NULL). Nothing happens after has_stopped. */
-void answer_push(struct answer *a, int32_t token, struct job_logprobs *logprobs);
+void answer_add_token(struct answer *a, int32_t token, struct job_logprobs *logprobs);
 void answer_end(struct answer *a, const struct job_end *end);
 
 /* The answer as a message of the conversation, as ask_read_messages would make it. */

@@ -174,7 +174,7 @@ static size_t offset_of(const struct answer *a, size_t from) {
     for (size_t i = 0; p->logprobs && i < p->n; i++)
         offset += characters_of(a->m, p->tokens[i]);
     for (size_t i = 0; i < from; i++)
-        offset += characters_of(a->m, a->said[i].token);
+        offset += characters_of(a->m, a->content_tokens[i].token);
     return offset;
 }
 
@@ -189,8 +189,8 @@ static json_t *logprobs_of(const struct answer *a, bool has_prompt, size_t from)
                              has_prompt ? 0 : offset_of(a, from)};
     for (size_t i = 0; has_prompt && i < p->n; i++)
         add_token(&to, a->m, p->tokens[i], p->logprobs[i]);
-    for (size_t i = from; i < a->n_shown; i++)
-        add_token(&to, a->m, a->said[i].token, a->said[i].logprobs);
+    for (size_t i = from; i < a->n_emitted; i++)
+        add_token(&to, a->m, a->content_tokens[i].token, a->content_tokens[i].logprobs);
     return json_pack("{s:o, s:o, s:o, s:o}", "tokens", to.tokens, "token_logprobs", to.values,
                      "top_logprobs", to.tops, "text_offset", to.offsets);
 }
@@ -198,12 +198,12 @@ static json_t *logprobs_of(const struct answer *a, bool has_prompt, size_t from)
 /* The echo goes with the first text: only then are its log probabilities known. */
 static void put_text(struct exchange *x, struct answer *a, struct str text) {
     struct buffer all = {0};
-    json_t *logprobs = logprobs_of(a, !a->is_echoed, a->n_sent);
+    json_t *logprobs = logprobs_of(a, !a->is_echoed, a->n_streamed);
     if (!a->is_echoed)
         add_echo(a, &all);
     buffer_add(&all, text.at, text.len);
     a->is_echoed = true;
-    a->n_sent = a->n_shown;
+    a->n_streamed = a->n_emitted;
     openai_put_chunk(x, &text_chunk, a, "text", json_of_text(buffer_str(&all)), logprobs);
     buffer_free(&all);
 }

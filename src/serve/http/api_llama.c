@@ -117,10 +117,10 @@ static void set_ids(json_t *entries, const struct answer *a, size_t from) {
     json_t *entry, *top;
     size_t i, k;
     json_array_foreach(entries, i, entry) {
-        const struct answer_token *said = &a->said[from + i];
-        json_object_set_new(entry, "id", json_integer(said->token));
+        const struct answer_token *token = &a->content_tokens[from + i];
+        json_object_set_new(entry, "id", json_integer(token->token));
         json_array_foreach(json_object_get(entry, "top_logprobs"), k, top)
-            json_object_set_new(top, "id", json_integer(said->logprobs->top[k].token));
+            json_object_set_new(top, "id", json_integer(token->logprobs->top[k].token));
     }
 }
 
@@ -149,20 +149,20 @@ static json_t *begin_object(const struct answer *a, struct str content, bool is_
         a->ask->is_streamed || json_is_true(json_object_get(a->ask->root, "return_tokens"));
     json_t *out = json_pack("{s:i, s:o, s:o, s:b, s:i, s:I, s:I}", "index", (int)a->number,
                             "content", json_of_text(content), "tokens",
-                            has_ids ? ids_json(a, a->n_sent_ids) : json_array(), "stop", is_end,
+                            has_ids ? ids_json(a, a->n_streamed_ids) : json_array(), "stop", is_end,
                             "id_slot", -1, "tokens_predicted", (json_int_t)a->n_tokens,
                             "tokens_evaluated", (json_int_t)prompt_of(a)->n);
-    if (a->ask->n_top > 0 && a->n_sent < a->n_shown) {
-        json_t *entries = openai_logprobs_between(a, a->n_sent, a->n_shown);
-        set_ids(entries, a, a->n_sent);
+    if (a->ask->n_top > 0 && a->n_streamed < a->n_emitted) {
+        json_t *entries = openai_logprobs_between(a, a->n_streamed, a->n_emitted);
+        set_ids(entries, a, a->n_streamed);
         json_object_set_new(out, "completion_probabilities", entries);
     }
     return out;
 }
 
-static void count_sent(struct answer *a) {
-    a->n_sent_ids = a->n_tokens;
-    a->n_sent = a->n_shown;
+static void count_streamed(struct answer *a) {
+    a->n_streamed_ids = a->n_tokens;
+    a->n_streamed = a->n_emitted;
 }
 
 static const char *stop_type(const struct answer *a, const char *stop) {
@@ -232,12 +232,12 @@ static void put(struct exchange *x, json_t *object) {
 static void completion_delta(struct exchange *x, struct answer *a,
                              const struct answer_delta *delta) {
     put(x, begin_object(a, delta->text, false));
-    count_sent(a);
+    count_streamed(a);
 }
 
 static void completion_end(struct exchange *x, struct answer *a) {
     put(x, end_object(x, a, STR("")));
-    count_sent(a);
+    count_streamed(a);
 }
 
 static void completion_fail(struct exchange *x, const char *message) {

@@ -143,9 +143,10 @@ static json_t *begin_line(const struct exchange *x, bool is_done) {
 
 /* Adds the log probabilities of tokens not sent yet, if wanted. */
 static void add_logprobs(struct answer *a, json_t *line) {
-    if (a->ask->n_top >= 0 && a->n_shown > a->n_sent)
-        json_object_set_new(line, "logprobs", openai_logprobs_between(a, a->n_sent, a->n_shown));
-    a->n_sent = a->n_shown;
+    if (a->ask->n_top >= 0 && a->n_emitted > a->n_streamed)
+        json_object_set_new(line, "logprobs",
+                            openai_logprobs_between(a, a->n_streamed, a->n_emitted));
+    a->n_streamed = a->n_emitted;
 }
 
 /* Adds why it ended, token counts and nanoseconds. */

@@ -240,8 +240,9 @@ static json_t *logprob_entry(const struct ask_model *m, int32_t token, float log
 json_t *openai_logprobs_between(const struct answer *a, size_t from, size_t to) {
     json_t *content = json_array();
     for (size_t i = from; i < to; i++) {
-        const struct job_logprobs *l = a->said[i].logprobs;
-        json_t *entry = logprob_entry(a->m, a->said[i].token, l->logprob), *top = json_array();
+        const struct answer_token *t = &a->content_tokens[i];
+        const struct job_logprobs *l = t->logprobs;
+        json_t *entry = logprob_entry(a->m, t->token, l->logprob), *top = json_array();
         for (uint32_t k = 0; k < l->n; k++)
             json_array_append_new(top, logprob_entry(a->m, l->top[k].token, l->top[k].logprob));
         json_object_set_new(entry, "top_logprobs", top);
@@ -251,14 +252,14 @@ json_t *openai_logprobs_between(const struct answer *a, size_t from, size_t to) 
 }
 
 json_t *openai_logprobs(const struct answer *a, size_t from) {
-    return openai_logprobs_between(a, from, a->n_said);
+    return openai_logprobs_between(a, from, a->n_content_tokens);
 }
 
 /* null when none were asked for. */
 static json_t *chat_logprobs(const struct answer *a, size_t from) {
     return a->ask->n_top < 0 ? json_null()
                              : json_pack("{s:o, s:n}", "content",
-                                         openai_logprobs_between(a, from, a->n_shown), "refusal");
+                                         openai_logprobs_between(a, from, a->n_emitted), "refusal");
 }
 
 static json_t *call_json(const struct answer_call *call) {
@@ -317,8 +318,8 @@ void openai_put_failure(struct exchange *x, const char *message) {
 static const struct openai_chunk chat_chunk = {"chatcmpl-", "chat.completion.chunk"};
 
 static void put_delta(struct exchange *x, struct answer *a, json_t *delta) {
-    json_t *logprobs = chat_logprobs(a, a->n_sent);
-    a->n_sent = a->n_shown;
+    json_t *logprobs = chat_logprobs(a, a->n_streamed);
+    a->n_streamed = a->n_emitted;
     openai_put_chunk(x, &chat_chunk, a, "delta", delta, logprobs);
 }
 

@@ -576,7 +576,7 @@ static void begin_item(struct exchange *x, const struct answer *a, enum item ite
     json_t *none = json_array();
     r->open = item;
     r->text.len = 0;
-    r->first_token = a->n_sent;
+    r->first_token = a->n_streamed;
     answer_make_id(item == ITEM_REASONING ? "rs_" : "msg_", r->id);
     put_item(x, "response.output_item.added", item_json(r, "in_progress", NULL));
     put_part(x, "response.content_part.added", "part", part_json(r, STR(""), none));
@@ -588,7 +588,7 @@ static void end_item(struct exchange *x, const struct answer *a, const char *sta
     if (r->open == NO_ITEM)
         return;
     struct str text = buffer_str(&r->text);
-    json_t *logprobs = logprobs_of(a, r->first_token, a->n_sent);
+    json_t *logprobs = logprobs_of(a, r->first_token, a->n_streamed);
     json_t *part = part_json(r, text, logprobs), *item = item_json(r, status, json_incref(part));
     if (x->ask->is_streamed) {
         bool thinks = r->open == ITEM_REASONING;
@@ -632,7 +632,7 @@ static void put_delta(struct exchange *x, struct answer *a, const struct answer_
     if (delta->kind == DELTA_CALL) {
         end_item(x, a, "completed");
         add_call_item(x, delta->call);
-        a->n_sent = a->n_shown; /* the call's own tokens are of no text */
+        a->n_streamed = a->n_emitted; /* the call's own tokens are of no text */
         return;
     }
     bool thinks = delta->kind == DELTA_REASONING;
@@ -646,9 +646,9 @@ static void put_delta(struct exchange *x, struct answer *a, const struct answer_
         json_pack("{s:s, s:i, s:i, s:o}", "item_id", r->id, "output_index", output_index(r),
                   "content_index", 0, "delta", json_of_text(delta->text));
     if (!thinks && x->ask->is_streamed)
-        json_object_set_new(event, "logprobs", logprobs_of(a, a->n_sent, a->n_shown));
+        json_object_set_new(event, "logprobs", logprobs_of(a, a->n_streamed, a->n_emitted));
     if (!thinks)
-        a->n_sent = a->n_shown;
+        a->n_streamed = a->n_emitted;
     put(x, thinks ? "response.reasoning_text.delta" : "response.output_text.delta", event);
 }
 
@@ -667,7 +667,7 @@ static json_t *whole(struct exchange *x) {
     const char *status = is_short ? "incomplete" : "completed";
     if (r->open == NO_ITEM && output_index(r) == 0)
         begin_item(x, a, ITEM_MESSAGE); /* an empty answer */
-    a->n_sent = a->n_shown;
+    a->n_streamed = a->n_emitted;
     end_item(x, a, a->finish == FINISH_CUT ? "incomplete" : status);
     if (a->finish == FINISH_CUT)
         return failed_json(x, "the server ended before the answer did");

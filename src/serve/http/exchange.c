@@ -413,7 +413,7 @@ struct usage_counts exchange_usage(const struct exchange *x) {
     for (uint32_t i = 0; i < x->n_answers; i++) {
         const struct answer *a = &x->answers[i];
         u.new_tokens += a->n_tokens;
-        u.reasoning += a->n_reasoning;
+        u.reasoning += a->n_reasoning_tokens;
         if (a->end && i % x->ask->n == 0) /* answers of a prompt share it */
             u.cached += a->end->report.reuse.tokens;
     }
@@ -451,7 +451,7 @@ static void remember(struct exchange *x, const struct answer *a) {
 static void take_event(struct exchange *x, struct job_event *event) {
     struct answer *a = &x->answers[event->choice];
     if (event->token != JOB_END) {
-        answer_push(a, event->token, event->logprobs);
+        answer_add_token(a, event->token, event->logprobs);
         event->logprobs = NULL;
         if (a->has_stopped || a->has_failed)
             x->job.is_enough[event->choice] = true;
