@@ -30,7 +30,7 @@ static int digits_of(const json_t *value, int digits) {
     return digits;
 }
 
-bool buffer_json_exact(struct buffer *b, json_t *value) {
+bool buffer_json_all_digits(struct buffer *b, json_t *value) {
     return buffer_json_digits(b, value, digits_of(value, FLOAT_DIGITS));
 }
 

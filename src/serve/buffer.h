@@ -78,7 +78,7 @@ static inline bool buffer_json(struct buffer *b, json_t *value) {
 
 /* The same of a value that has numbers of a client or of the model's text: with all digits that
  * they need. */
-bool buffer_json_exact(struct buffer *b, json_t *value);
+bool buffer_json_all_digits(struct buffer *b, json_t *value);
 
 /* printf; at most 255 bytes of it. */
 __attribute__((format(printf, 2, 3))) bool buffer_printf(struct buffer *b, const char *format, ...);

@@ -95,7 +95,7 @@ static void give_text(struct tool_parser *p, size_t n) {
 /* The first n bytes were a call. */
 static void give_call(struct tool_parser *p, const char *name, const json_t *arguments, size_t n) {
     struct buffer text = {0};
-    buffer_json_exact(&text, json_incref((json_t *)arguments));
+    buffer_json_all_digits(&text, json_incref((json_t *)arguments));
     p->has_failed |= !buffer_add(&text, "", 1);
     if (!text.has_failed)
         p->on_event(p->user, &(struct tool_event){.name = name, .arguments = text.at});

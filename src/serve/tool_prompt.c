@@ -17,7 +17,7 @@ static void list_tools(struct buffer *to, const json_t *tools) {
     buffer_puts(to, "# Tools\n\nYou may call functions to answer. Their signatures are within "
                     "<tools></tools>:\n<tools>\n");
     json_array_foreach(tools, i, tool) {
-        buffer_json_exact(to, json_incref(tool));
+        buffer_json_all_digits(to, json_incref(tool));
         buffer_puts(to, "\n");
     }
     buffer_puts(to, "</tools>\n\nTo call one, answer with its name and its arguments as a JSON "
@@ -34,7 +34,7 @@ static void add_calls(struct buffer *to, const json_t *calls) {
         buffer_printf(to, "%s<tool_call>\n{\"name\":", to->len > 0 ? "\n" : "");
         buffer_json(to, json_incref(json_object_get(function, "name")));
         buffer_puts(to, ",\"arguments\":");
-        buffer_json_exact(to, json_incref(json_object_get(function, "arguments")));
+        buffer_json_all_digits(to, json_incref(json_object_get(function, "arguments")));
         buffer_puts(to, "}\n</tool_call>");
     }
 }

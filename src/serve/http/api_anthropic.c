@@ -365,7 +365,7 @@ static const struct style anthropic_style = {
     .done = done,
     .fail = put_failure,
     .whole = whole,
-    .is_exact = true,
+    .needs_all_digits = true,
 };
 
 void anthropic_messages(struct exchange *x) {
@@ -387,6 +387,7 @@ void anthropic_count(struct exchange *x) {
         return;
     read_all(ask, &f, &x->server->model);
     if (exchange_encode(x, ask, &f))
-        exchange_reply(x, 200, json_pack("{s:I}", "input_tokens", (json_int_t)ask->prompts[0].n));
+        exchange_reply_json(x, 200,
+                            json_pack("{s:I}", "input_tokens", (json_int_t)ask->prompts[0].n));
     ask_close(ask);
 }

@@ -306,16 +306,16 @@ void llama_props(struct exchange *x) {
     sluice_engine_choice(x->server->served.engine, &choice);
     json_t *params = settings_json(&m->sampling, 0);
     json_object_del(params, "seed"); /* drawn for each answer */
-    exchange_reply(x, 200,
-                   json_pack("{s:{s:i, s:o}, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:{s:b, s:b}}",
-                             "default_generation_settings", "n_ctx", (int)m->context, "params",
-                             params, "total_slots", (int)choice.sequences, "model_alias",
-                             json_of_text(str_of(m->name)), "model_path",
-                             json_of_text(str_of(m->name)), "chat_template",
-                             json_of_text(ask_template(m)), "bos_token",
-                             token_json(m, m->facts.bos), "eos_token", token_json(m, m->facts.eos),
-                             "build_info", json_sprintf("sluice %s", sluice_version()),
-                             "modalities", "vision", 0, "audio", 0));
+    exchange_reply_json(
+        x, 200,
+        json_pack("{s:{s:i, s:o}, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:{s:b, s:b}}",
+                  "default_generation_settings", "n_ctx", (int)m->context, "params", params,
+                  "total_slots", (int)choice.sequences, "model_alias",
+                  json_of_text(str_of(m->name)), "model_path", json_of_text(str_of(m->name)),
+                  "chat_template", json_of_text(ask_template(m)), "bos_token",
+                  token_json(m, m->facts.bos), "eos_token", token_json(m, m->facts.eos),
+                  "build_info", json_sprintf("sluice %s", sluice_version()), "modalities", "vision",
+                  0, "audio", 0));
 }
 
 /* ---- prompts and tokens ------------------------------------------------------------------- */
@@ -327,7 +327,7 @@ static void reply_decoded(struct exchange *x, const char *name, const int32_t *t
     if (text.has_failed)
         exchange_refuse(x, 500, NULL, "out of memory for a text");
     else
-        exchange_reply(x, 200, json_pack("{s:o}", name, json_of_text(buffer_str(&text))));
+        exchange_reply_json(x, 200, json_pack("{s:o}", name, json_of_text(buffer_str(&text))));
     buffer_free(&text);
 }
 
@@ -373,7 +373,7 @@ static void reply_tokens(struct exchange *x, const int32_t *tokens, size_t n, bo
     if (text.has_failed)
         exchange_refuse(x, 500, NULL, "out of memory for tokens");
     else
-        exchange_reply_text(x, 200, "application/json", buffer_str(&text));
+        exchange_reply_body(x, 200, "application/json", buffer_str(&text));
     buffer_free(&text);
 }
 

@@ -179,7 +179,7 @@ static json_t *calls_json(const struct answer *a) {
 }
 
 static void put_line(struct exchange *x, json_t *line) {
-    buffer_json_exact(&x->draft, line);
+    buffer_json_all_digits(&x->draft, line);
     buffer_puts(&x->draft, "\n");
 }
 
@@ -233,7 +233,7 @@ static const struct style chat_style = {
     .done = chat_done,
     .fail = put_failure,
     .whole = chat_whole,
-    .is_exact = true,
+    .needs_all_digits = true,
 };
 
 /* A request without messages or prompt only asks whether the model is loaded. */
@@ -245,7 +245,7 @@ static void reply_loaded(struct exchange *x, struct ask *ask, bool is_chat) {
     else
         json_object_set_new(line, "response", json_string(""));
     ask_close(ask);
-    exchange_reply(x, 200, line);
+    exchange_reply_json(x, 200, line);
 }
 
 void ollama_chat(struct exchange *x) {
@@ -350,7 +350,7 @@ static json_t *model_json(const struct server *s) {
 }
 
 void ollama_tags(struct exchange *x) {
-    exchange_reply(x, 200, json_pack("{s:[o]}", "models", model_json(x->server)));
+    exchange_reply_json(x, 200, json_pack("{s:[o]}", "models", model_json(x->server)));
 }
 
 void ollama_ps(struct exchange *x) {
@@ -365,7 +365,7 @@ void ollama_ps(struct exchange *x) {
     /* never: what Ollama sends for a model that stays loaded */
     json_object_set_new(model, "expires_at", json_string("2318-01-01T00:00:00Z"));
     json_object_set_new(model, "context_length", json_integer(x->server->model.context));
-    exchange_reply(x, 200, json_pack("{s:[o]}", "models", model));
+    exchange_reply_json(x, 200, json_pack("{s:[o]}", "models", model));
 }
 
 void ollama_show(struct exchange *x) {
@@ -385,13 +385,13 @@ void ollama_show(struct exchange *x) {
     if (s->model.think_close >= 0)
         json_array_append_new(capabilities, json_string("thinking"));
     openai_write_time(s->created, when);
-    exchange_reply(x, 200,
-                   json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:s}", "modelfile", "", "parameters",
-                             "", "template", json_of_text(ask_template(&s->model)), "details",
-                             details_json(s), "model_info", info, "capabilities", capabilities,
-                             "modified_at", when));
+    exchange_reply_json(
+        x, 200,
+        json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:s}", "modelfile", "", "parameters", "",
+                  "template", json_of_text(ask_template(&s->model)), "details", details_json(s),
+                  "model_info", info, "capabilities", capabilities, "modified_at", when));
 }
 
 void ollama_version(struct exchange *x) {
-    exchange_reply(x, 200, json_pack("{s:s}", "version", sluice_version()));
+    exchange_reply_json(x, 200, json_pack("{s:s}", "version", sluice_version()));
 }

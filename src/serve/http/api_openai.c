@@ -417,18 +417,18 @@ static json_t *model_json(const struct server *s) {
 }
 
 void openai_models(struct exchange *x) {
-    exchange_reply(x, 200,
-                   json_pack("{s:s, s:[o], s:b, s:o, s:o}", "object", "list", "data",
-                             model_json(x->server), "has_more", 0, "first_id",
-                             json_of_text(str_of(x->server->model.name)), "last_id",
-                             json_of_text(str_of(x->server->model.name))));
+    exchange_reply_json(x, 200,
+                        json_pack("{s:s, s:[o], s:b, s:o, s:o}", "object", "list", "data",
+                                  model_json(x->server), "has_more", 0, "first_id",
+                                  json_of_text(str_of(x->server->model.name)), "last_id",
+                                  json_of_text(str_of(x->server->model.name))));
 }
 
 void openai_model(struct exchange *x) {
     const struct server *s = x->server;
     const char *name = x->path + strlen(s->options.prefix) + strlen("/v1/models/");
     if (strcmp(name, s->model.name) == 0)
-        exchange_reply(x, 200, model_json(s));
+        exchange_reply_json(x, 200, model_json(s));
     else
         exchange_refuse(x, 404, "model", "there is no model %.200s, expected %s", name,
                         s->model.name);

@@ -62,7 +62,8 @@ static void keep(const struct exchange *x, const json_t *response, const struct 
     const char *id = json_string_value(json_object_get(response, "id"));
     struct buffer text = {0};
     json_array_append_new(r->turns, answer_message(a));
-    if (buffer_json_exact(&text, json_pack("{s:O, s:O}", "response", response, "turns", r->turns)))
+    if (buffer_json_all_digits(&text,
+                               json_pack("{s:O, s:O}", "response", response, "turns", r->turns)))
         store_put(x->server->responses, hash128_of(id, strlen(id)), text.at, text.len);
     buffer_free(&text);
 }
@@ -77,7 +78,7 @@ void openai_response_get(struct exchange *x) {
     if (strcmp(x->query.stream, "true") == 0)
         exchange_refuse(x, 400, "stream", "stream is true, expected false: its events are over");
     else if (stored)
-        exchange_reply_exact(x, 200, json_incref(json_object_get(stored, "response")));
+        exchange_reply_json_all_digits(x, 200, json_incref(json_object_get(stored, "response")));
     else
         refuse_unknown(x);
     json_decref(stored);
@@ -85,7 +86,7 @@ void openai_response_get(struct exchange *x) {
 
 void openai_response_delete(struct exchange *x) {
     if (store_drop(x->server->responses, hash128_of(x->name, strlen(x->name))))
-        exchange_reply(
+        exchange_reply_json(
             x, 200,
             json_pack("{s:s, s:s, s:b}", "id", x->name, "object", "response", "deleted", 1));
     else
@@ -110,7 +111,7 @@ static json_t *call_item(const json_t *call) {
     json_t *arguments = json_object_get(function, "arguments");
     struct buffer text = {0};
     if (!json_is_string(arguments))
-        buffer_json_exact(&text, json_incref(arguments));
+        buffer_json_all_digits(&text, json_incref(arguments));
     json_t *item = json_pack("{s:s, s:s, s:O*, s:o*}", "type", "function_call", "call_id",
                              json_text_of(call, "id") ? json_text_of(call, "id") : "", "name",
                              json_object_get(function, "name"), "arguments",
@@ -194,7 +195,7 @@ void openai_response_input(struct exchange *x) {
     else if (*q->after && from == 0)
         exchange_refuse(x, 400, "after", "after is %s, expected the id of an item", q->after);
     else
-        exchange_reply(x, 200, page_of(items, from, (size_t)limit));
+        exchange_reply_json(x, 200, page_of(items, from, (size_t)limit));
     json_decref(items);
     json_decref(stored);
 }
@@ -526,7 +527,7 @@ static void put(struct exchange *x, const char *event, json_t *data) {
         json_object_set_new(data, "type", json_string(event));
         json_object_set_new(data, "sequence_number", json_integer(r->sequence++));
         buffer_printf(&x->draft, "event: %s\ndata: ", event);
-        buffer_json_exact(&x->draft, data);
+        buffer_json_all_digits(&x->draft, data);
         buffer_puts(&x->draft, "\n\n");
     } else {
         json_decref(data);
@@ -701,7 +702,7 @@ static const struct style response_style = {
     .fail = fail,
     .whole = whole,
     .has_all_deltas = true,
-    .is_exact = true,
+    .needs_all_digits = true,
 };
 
 /* NULL: already refused. */
@@ -734,8 +735,8 @@ void openai_respond_count(struct exchange *x) {
     if (!ask)
         return;
     if (exchange_encode(x, ask, &f))
-        exchange_reply(x, 200,
-                       json_pack("{s:s, s:I}", "object", "response.input_tokens", "input_tokens",
-                                 (json_int_t)ask->prompts[0].n));
+        exchange_reply_json(x, 200,
+                            json_pack("{s:s, s:I}", "object", "response.input_tokens",
+                                      "input_tokens", (json_int_t)ask->prompts[0].n));
     ask_close(ask);
 }

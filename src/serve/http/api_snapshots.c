@@ -67,7 +67,7 @@ static json_t *find(const struct server *s, const char *id) {
 
 static int keep(const struct server *s, const char *id, const json_t *snapshot, struct err *err) {
     struct buffer text = {0};
-    int status = buffer_json_exact(&text, json_incref((json_t *)snapshot))
+    int status = buffer_json_all_digits(&text, json_incref((json_t *)snapshot))
                      ? snapshots_put(s->snapshots, id, buffer_str(&text), err)
                      : err_memory(err, "a snapshot");
     buffer_free(&text);
@@ -149,7 +149,7 @@ static json_t *summary(const char *id, const json_t *snapshot) {
 }
 
 void snapshot_list(struct exchange *x) {
-    exchange_reply(
+    exchange_reply_json(
         x, 200,
         json_pack("{s:s, s:o}", "object", "list", "data", snapshots_list(x->server->snapshots)));
 }
@@ -164,7 +164,7 @@ void snapshot_get(struct exchange *x) {
     json_object_set(out, "messages", json_object_get(snapshot, "messages"));
     if (json_object_get(snapshot, "tools"))
         json_object_set(out, "tools", json_object_get(snapshot, "tools"));
-    exchange_reply_exact(x, 200, out);
+    exchange_reply_json_all_digits(x, 200, out);
     json_decref(snapshot);
 }
 
@@ -174,7 +174,7 @@ void snapshot_delete(struct exchange *x) {
     if (snapshots_drop(x->server->snapshots, x->name, &is_there, &err))
         exchange_refuse(x, 500, NULL, "%s", err.text);
     else if (is_there)
-        exchange_reply(
+        exchange_reply_json(
             x, 200,
             json_pack("{s:s, s:s, s:b}", "id", x->name, "object", "snapshot", "deleted", 1));
     else
@@ -210,7 +210,7 @@ static void save(struct exchange *x, const struct fields *f, const char *id, jso
     else if (status)
         exchange_refuse(x, status == SLUICE_ERR_MEMORY ? 507 : 500, NULL, "%s", err.text);
     else
-        exchange_reply(x, 200, summary(id, snapshot));
+        exchange_reply_json(x, 200, summary(id, snapshot));
     json_decref(snapshot);
 }
 

@@ -86,10 +86,10 @@ static void resume(struct exchange *x) {
     MHD_resume_connection(x->connection);
 }
 
-void exchange_reply_text(struct exchange *x, int status, const char *type, struct str text) {
+void exchange_reply_body(struct exchange *x, int status, const char *type, struct str body) {
     pthread_mutex_lock(&x->lock);
     x->out.len = x->n_sent = 0;
-    buffer_add(&x->out, text.at, text.len);
+    buffer_add(&x->out, body.at, body.len);
     x->reply = REPLY_WHOLE;
     x->status = x->out.has_failed ? 500 : status;
     x->type = type;
@@ -103,19 +103,19 @@ static void reply_json(struct exchange *x, int status, struct buffer *text) {
         text->len = 0;
         status = 500;
     }
-    exchange_reply_text(x, status, "application/json", buffer_str(text));
+    exchange_reply_body(x, status, "application/json", buffer_str(text));
     buffer_free(text);
 }
 
-void exchange_reply(struct exchange *x, int status, json_t *body) {
+void exchange_reply_json(struct exchange *x, int status, json_t *body) {
     struct buffer text = {0};
     buffer_json(&text, body);
     reply_json(x, status, &text);
 }
 
-void exchange_reply_exact(struct exchange *x, int status, json_t *body) {
+void exchange_reply_json_all_digits(struct exchange *x, int status, json_t *body) {
     struct buffer text = {0};
-    buffer_json_exact(&text, body);
+    buffer_json_all_digits(&text, body);
     reply_json(x, status, &text);
 }
 
@@ -130,7 +130,7 @@ void exchange_refuse(struct exchange *x, int status, const char *param, const ch
         message[--n] = 0;
     if (status == 429 || status == 503)
         x->retry_after = "1";
-    exchange_reply(x, status, api_error(x->api, status, message, param));
+    exchange_reply_json(x, status, api_error(x->api, status, message, param));
 }
 
 void exchange_refuse_field(struct exchange *x, const struct fields *f) {
@@ -512,10 +512,10 @@ static void finish(struct exchange *x) {
             x->style->done(x);
     } else if (failure) {
         exchange_refuse(x, failure_code(x), NULL, "%s", failure);
-    } else if (x->style->is_exact) {
-        exchange_reply_exact(x, 200, x->style->whole(x));
+    } else if (x->style->needs_all_digits) {
+        exchange_reply_json_all_digits(x, 200, x->style->whole(x));
     } else {
-        exchange_reply(x, 200, x->style->whole(x));
+        exchange_reply_json(x, 200, x->style->whole(x));
     }
 }
 

@@ -1,7 +1,7 @@
 /* exchange.h - a request and its response, from the first header to the last byte.
  *
  * libmicrohttpd's threads bring the request and fetch the response; a route's handler either
- * answers at once (exchange_reply, exchange_refuse) or starts answers of the model
+ * answers at once (exchange_reply_json, exchange_refuse) or starts answers of the model
  * (exchange_converse). Then the writer's thread takes over: it alone touches `answers` and `draft`,
  * and what it moves to `out` is sent. While there is nothing to send the connection is suspended.
  *
@@ -30,7 +30,7 @@ struct style {
     void (*fail)(struct exchange *x, const char *message); /* in a stream that has begun */
     json_t *(*whole)(struct exchange *x); /* the response when it is not streamed */
     bool has_all_deltas;                  /* `delta` is called for it, too */
-    bool is_exact; /* it has numbers of the client's or of the model's text: of tool calls */
+    bool needs_all_digits; /* it has numbers of the client's, or of the model's in tool calls */
 };
 
 enum reply { REPLY_NONE, REPLY_WHOLE, REPLY_STREAM };
@@ -99,9 +99,10 @@ struct exchange {
 
 /* ---- for handlers ------------------------------------------------------------------------- */
 
-void exchange_reply(struct exchange *x, int status, json_t *body);       /* takes the body */
-void exchange_reply_exact(struct exchange *x, int status, json_t *body); /* buffer_json_exact */
-void exchange_reply_text(struct exchange *x, int status, const char *type, struct str text);
+/* Both take the JSON. Floats have the digits of our own, or all that they need (buffer.h). */
+void exchange_reply_json(struct exchange *x, int status, json_t *body);
+void exchange_reply_json_all_digits(struct exchange *x, int status, json_t *body);
+void exchange_reply_body(struct exchange *x, int status, const char *type, struct str body);
 /* The API's own error; `param` is the wrong field, NULL: none. */
 void exchange_refuse(struct exchange *x, int status, const char *param, const char *format, ...)
     __attribute__((format(printf, 4, 5)));

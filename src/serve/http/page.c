@@ -47,7 +47,7 @@ static bool redirect_to_folder(struct exchange *x) {
         exchange_refuse(x, 500, NULL, "out of memory for a redirection");
         return true;
     }
-    exchange_reply_text(x, 308, "text/plain", STR(""));
+    exchange_reply_body(x, 308, "text/plain", STR(""));
     return true;
 }
 
@@ -60,6 +60,6 @@ void page_file(struct exchange *x) {
         if (strcmp(path, f->path) != 0)
             continue;
         x->has_page_policy = true;
-        exchange_reply_text(x, 200, f->type, (struct str){f->begin, (size_t)(f->end - f->begin)});
+        exchange_reply_body(x, 200, f->type, (struct str){f->begin, (size_t)(f->end - f->begin)});
     }
 }

@@ -25,7 +25,7 @@ static bool keep(struct server *s, json_t *plan) {
 static void tell(struct exchange *x) {
     struct server *s = x->server;
     pthread_mutex_lock(&s->plan_lock);
-    exchange_reply_text(x, 200, "application/json", buffer_str(&s->plan));
+    exchange_reply_body(x, 200, "application/json", buffer_str(&s->plan));
     pthread_mutex_unlock(&s->plan_lock);
 }
 

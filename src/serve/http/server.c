@@ -51,7 +51,7 @@ static void refuse_until_started(struct exchange *x) {
                                "<meta http-equiv=refresh content=1><title>Loading</title>"
                                "<p>The model is loading.";
     if (strcmp(x->route->path, "/") == 0)
-        exchange_reply_text(x, 503, "text/html; charset=utf-8", str_of(page));
+        exchange_reply_body(x, 503, "text/html; charset=utf-8", str_of(page));
     else
         exchange_refuse(x, 503, NULL, "the model is loading");
 }
@@ -95,7 +95,7 @@ static bool admit(struct exchange *x) {
                         "the URI is too long, expected at most %d bytes and %d arguments",
                         MAX_URI_BYTES, MAX_ARGUMENTS);
     else if (strcmp(x->method, "OPTIONS") == 0 && s->options.n_cors > 0)
-        exchange_reply_text(x, 204, NULL, STR(""));
+        exchange_reply_body(x, 204, NULL, STR(""));
     else if (!x->route && *x->allowed)
         exchange_refuse(x, 405, NULL, "%s takes %s, not %s", x->path, x->allowed, x->method);
     else if (!x->route)
