@@ -366,6 +366,8 @@ def test_weights_on_disk():
     story = ("run", SHIPPED, "-p", "Once upon a time", "--temp", 0, "--backend", "cpu")
     bad(1, "/nonexistent: cannot be used for weights (--weights-dir): No such file", *story, "--weights-dir", "/nonexistent")
     bad(1, "Not a directory", *story, "--weights-dir", SHIPPED)
+    if subprocess.run(["stat", "-f", "-c", "%T", "/dev/shm"], capture_output=True, text=True).stdout == "tmpfs\n":
+        bad(1, "/dev/shm: is in memory (tmpfs), expected a folder on a disk for weights (--weights-dir)", *story, "--weights-dir", "/dev/shm")
     bad(2, "--weights-dir is '', expected a folder", *story, "--weights-dir", "")
     bad(2, "--weights-bytes needs --weights-dir DIR", *story, "--weights-bytes", "1M")
     if not is_on_disk:

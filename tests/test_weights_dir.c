@@ -21,7 +21,7 @@ static const char *folder_on_disk(void) {
     uint64_t room;
     struct err err;
     EXPECT(mkdir(folder, 0700) == 0 || errno == EEXIST);
-    if (filemap_room(folder, &room, &err) == SLUICE_OK)
+    if (filemap_room(folder, "weights", &room, &err) == SLUICE_OK)
         return folder;
     EXPECT(strstr(err.text, "is in memory") != NULL);
     test_skip("%s", err.text);
@@ -197,33 +197,32 @@ TEST(weights_on_disk_fit_where_memory_does_not) {
 
 /* ---- disks -------------------------------------------------------------------------------- */
 
+/* For whatever it is to be used: the caller says that. */
 TEST(weights_on_disk_say_what_is_wrong_with_the_folder) {
     const char *folder = folder_on_disk(), *file = "models/stories-27m-q4_k_m.gguf";
     struct filemap map;
     struct err err;
     uint64_t room = 0;
-    EXPECT_INT(filemap_make(&map, "/nonexistent", 1 << 20, &err), SLUICE_ERR_IO);
-    EXPECT_STR(err.text,
-               "/nonexistent: cannot be used for weights (--weights-dir): No such file or "
-               "directory");
-    EXPECT_INT(filemap_make(&map, file, 1 << 20, &err), SLUICE_ERR_IO);
+    EXPECT_INT(filemap_make(&map, "/nonexistent", "notes", 1 << 20, &err), SLUICE_ERR_IO);
+    EXPECT_STR(err.text, "/nonexistent: cannot be used for notes: No such file or directory");
+    EXPECT_INT(filemap_make(&map, file, "notes", 1 << 20, &err), SLUICE_ERR_IO);
     EXPECT(strstr(err.text, "Not a directory") != NULL);
     struct statfs fs;
     if (statfs("/dev/shm", &fs) == 0 && fs.f_type == TMPFS_MAGIC) {
-        EXPECT_INT(filemap_make(&map, "/dev/shm", 1 << 20, &err), SLUICE_ERR_IO);
-        EXPECT_STR(err.text, "/dev/shm: is in memory (tmpfs), expected a folder on a disk "
-                             "(--weights-dir)");
+        EXPECT_INT(filemap_make(&map, "/dev/shm", "notes", 1 << 20, &err), SLUICE_ERR_IO);
+        EXPECT_STR(err.text,
+                   "/dev/shm: is in memory (tmpfs), expected a folder on a disk for notes");
     }
     filemap_close(&map);
     if (!folder)
         return;
-    EXPECT_INT(filemap_room(folder, &room, &err), SLUICE_OK);
-    EXPECT_INT(filemap_make(&map, folder, room + (1ull << 40), &err), SLUICE_ERR_IO);
-    EXPECT(strstr(err.text, "GB of weights (--weights-dir) do not fit, ") != NULL);
+    EXPECT_INT(filemap_room(folder, "notes", &room, &err), SLUICE_OK);
+    EXPECT_INT(filemap_make(&map, folder, "notes", room + (1ull << 40), &err), SLUICE_ERR_IO);
+    EXPECT(strstr(err.text, "GB of notes do not fit, ") != NULL);
     filemap_close(&map);
     if (geteuid() != 0) {
         EXPECT_INT(chmod(folder, 0500), 0);
-        EXPECT_INT(filemap_make(&map, folder, 1 << 20, &err), SLUICE_ERR_IO);
+        EXPECT_INT(filemap_make(&map, folder, "notes", 1 << 20, &err), SLUICE_ERR_IO);
         EXPECT(strstr(err.text, "Permission denied") != NULL);
     }
     EXPECT_INT(names_in(folder), 0);
@@ -245,10 +244,10 @@ TEST(weights_on_disk_writing_may_fail) {
     low = old;
     low.rlim_cur = BYTES / 2;
     EXPECT_INT(setrlimit(RLIMIT_FSIZE, &low), 0);
-    EXPECT_INT(filemap_make(&map, folder, BYTES, &err), SLUICE_ERR_IO);
+    EXPECT_INT(filemap_make(&map, folder, "weights", BYTES, &err), SLUICE_ERR_IO);
     EXPECT(strstr(err.text, "File too large") != NULL);
     EXPECT_INT(setrlimit(RLIMIT_FSIZE, &old), 0);
-    EXPECT_INT(filemap_make(&map, folder, BYTES, &err), SLUICE_OK);
+    EXPECT_INT(filemap_make(&map, folder, "weights", BYTES, &err), SLUICE_OK);
     EXPECT_INT(setrlimit(RLIMIT_FSIZE, &low), 0);
     memset(zeros, 7, BYTES);
     EXPECT_INT(filemap_write(&map, zeros, BYTES, 0), EFBIG);

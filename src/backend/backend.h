@@ -19,6 +19,8 @@
 
 /* Where weights are on disk, this part of memory stays free for their pages and for others. */
 enum { BACKEND_DISK_SHARE = 8 };
+/* What the file in weights_dir is for, in errors. */
+#define BACKEND_DISK_WEIGHTS "weights (--weights-dir)"
 
 struct backend_options {
     int device;  /* of `devices`, where there are several */

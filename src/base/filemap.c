@@ -214,54 +214,56 @@ int filemap_read(struct filemap *map, const char *path, struct err *err) {
 
 /* ---- files without a name ----------------------------------------------------------------- */
 
-static int cannot_use(const char *folder, struct err *err) {
-    return err_set(err, SLUICE_ERR_IO, "%s: cannot be used for weights (--weights-dir): %s",
-                   folder[0] ? folder : "''", strerror(errno));
+static int cannot_use(const char *folder, const char *what, struct err *err) {
+    return err_set(err, SLUICE_ERR_IO, "%s: cannot be used for %s: %s", folder[0] ? folder : "''",
+                   what, strerror(errno));
 }
 
-int filemap_no_room(const char *folder, uint64_t bytes, uint64_t room, struct err *err) {
-    return err_set(err, SLUICE_ERR_IO,
-                   "%s: %.3f GB of weights (--weights-dir) do not fit, %.3f GB are free", folder,
-                   (double)bytes / 1e9, (double)room / 1e9);
+int filemap_no_room(const char *folder, const char *what, uint64_t bytes, uint64_t room,
+                    struct err *err) {
+    return err_set(err, SLUICE_ERR_IO, "%s: %.3f GB of %s do not fit, %.3f GB are free", folder,
+                   (double)bytes / 1e9, what, (double)room / 1e9);
 }
 
-int filemap_room(const char *folder, uint64_t *bytes, struct err *err) {
+int filemap_room(const char *folder, const char *what, uint64_t *bytes, struct err *err) {
     struct statfs fs;
     struct stat st;
     if (stat(folder, &st) != 0 || statfs(folder, &fs) != 0)
-        return cannot_use(folder, err);
+        return cannot_use(folder, what, err);
     errno = S_ISDIR(st.st_mode) ? 0 : ENOTDIR;
     if (errno || access(folder, W_OK | X_OK) != 0)
-        return cannot_use(folder, err);
+        return cannot_use(folder, what, err);
     if ((unsigned)fs.f_type == TMPFS_MAGIC || (unsigned)fs.f_type == RAMFS_MAGIC)
         return err_set(err, SLUICE_ERR_IO,
-                       "%s: is in memory (tmpfs), expected a folder on a disk (--weights-dir)",
-                       folder);
+                       "%s: is in memory (tmpfs), expected a folder on a disk for %s", folder,
+                       what);
     *bytes = (uint64_t)fs.f_bavail * (uint64_t)(fs.f_frsize ? fs.f_frsize : fs.f_bsize);
     return SLUICE_OK;
 }
 
 /* Space is reserved: writes to a file with holes may fail when all seems well. */
-static int reserve(int fd, const char *folder, uint64_t bytes, uint64_t room, struct err *err) {
+static int reserve(int fd, const char *folder, const char *what, uint64_t bytes, uint64_t room,
+                   struct err *err) {
     if (bytes > room)
-        return filemap_no_room(folder, bytes, room, err);
+        return filemap_no_room(folder, what, bytes, room, err);
     if (fallocate(fd, 0, 0, (off_t)bytes) == 0)
         return SLUICE_OK;
     if (errno == ENOSPC || errno == EDQUOT)
-        return filemap_no_room(folder, bytes, room, err);
+        return filemap_no_room(folder, what, bytes, room, err);
     /* Some file systems cannot reserve; writing tells. */
     return errno == EOPNOTSUPP && ftruncate(fd, (off_t)bytes) == 0 ? SLUICE_OK
-                                                                   : cannot_use(folder, err);
+                                                                   : cannot_use(folder, what, err);
 }
 
-static int map_shared(struct filemap *map, const char *folder, uint64_t bytes, struct err *err) {
+static int map_shared(struct filemap *map, const char *folder, const char *what, uint64_t bytes,
+                      struct err *err) {
     struct registry_entry *entry = registry_add(&mapped_files, folder, bytes);
     if (!entry)
         return err_memory(err, folder);
     void *p = mmap(NULL, bytes, PROT_READ, MAP_SHARED, map->fd, 0);
     if (p == MAP_FAILED) {
         registry_remove(&mapped_files, entry);
-        return cannot_use(folder, err);
+        return cannot_use(folder, what, err);
     }
     atomic_store(&entry->ranges[0], p);
     map->entry = entry;
@@ -271,24 +273,25 @@ static int map_shared(struct filemap *map, const char *folder, uint64_t bytes, s
     return SLUICE_OK;
 }
 
-int filemap_make(struct filemap *map, const char *folder, uint64_t bytes, struct err *err) {
+int filemap_make(struct filemap *map, const char *folder, const char *what, uint64_t bytes,
+                 struct err *err) {
     char *path = NULL;
     uint64_t room;
     *map = (struct filemap){.fd = -1};
-    int status = filemap_room(folder, &room, err);
+    int status = filemap_room(folder, what, &room, err);
     if (status)
         return status;
-    if (asprintf(&path, "%s/sluice-weights-XXXXXX", folder) < 0)
+    if (asprintf(&path, "%s/sluice-XXXXXX", folder) < 0)
         return err_memory(err, folder);
     map->fd = mkostemp(path, O_CLOEXEC);
-    status = map->fd < 0 ? cannot_use(folder, err) : SLUICE_OK;
+    status = map->fd < 0 ? cannot_use(folder, what, err) : SLUICE_OK;
     if (!status)
         unlink(path);
     free(path);
     if (!status)
-        status = reserve(map->fd, folder, bytes, room, err);
+        status = reserve(map->fd, folder, what, bytes, room, err);
     if (!status)
-        status = map_shared(map, folder, bytes, err);
+        status = map_shared(map, folder, what, bytes, err);
     if (status && map->fd >= 0) {
         close(map->fd);
         map->fd = -1;

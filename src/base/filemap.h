@@ -36,17 +36,19 @@ int filemap_read(struct filemap *map, const char *path, struct err *err);
 
 /* A file without a name in a folder, of so many bytes for which there is room on the disk, mapped;
  * it is gone once it is closed, or the program has ended. It is read through the mapping, and
- * written by filemap_write, which any thread may call. An error names the folder, and where the
- * disk is full the bytes that are free. */
-int filemap_make(struct filemap *map, const char *folder, uint64_t bytes, struct err *err);
+ * written by filemap_write, which any thread may call. An error names the folder, what is to be
+ * kept there ("cannot be used for WHAT"), and where the disk is full the bytes that are free. */
+int filemap_make(struct filemap *map, const char *folder, const char *what, uint64_t bytes,
+                 struct err *err);
 /* Returns an errno, 0: written. */
 int filemap_write(const struct filemap *map, const void *bytes, uint64_t n, uint64_t at);
 /* Waits until these bytes are on the disk, so that their pages can be dropped; an errno. */
 int filemap_settle(const struct filemap *map, uint64_t at, uint64_t n);
 /* Bytes that filemap_make could have in this folder. A folder that it cannot use is an error. */
-int filemap_room(const char *folder, uint64_t *bytes, struct err *err);
+int filemap_room(const char *folder, const char *what, uint64_t *bytes, struct err *err);
 /* The error that so many bytes are more than there is room for. */
-int filemap_no_room(const char *folder, uint64_t bytes, uint64_t room, struct err *err);
+int filemap_no_room(const char *folder, const char *what, uint64_t bytes, uint64_t room,
+                    struct err *err);
 
 /* Takes zeroed and closed maps too. */
 void filemap_close(struct filemap *map);

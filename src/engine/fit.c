@@ -94,7 +94,7 @@ int fit_find(struct fit *f, const struct sluice_engine *e, const struct sluice_e
     f->fits = fits(e, f->free);
     if (o->weights_dir && e->kind->uses_host_weights) {
         f->disk = e->predicted.disk;
-        if ((status = filemap_room(o->weights_dir, &f->disk_free, err)))
+        if ((status = filemap_room(o->weights_dir, BACKEND_DISK_WEIGHTS, &f->disk_free, err)))
             return status;
     }
     f->has_room = f->disk <= f->disk_free;
@@ -160,7 +160,7 @@ int fit_check(const struct sluice_engine *e, const struct sluice_engine_options 
     if (status || (f.fits && f.cache_fits && f.has_room))
         return status;
     if (!f.has_room)
-        return filemap_no_room(o->weights_dir, f.disk, f.disk_free, err);
+        return filemap_no_room(o->weights_dir, BACKEND_DISK_WEIGHTS, f.disk, f.disk_free, err);
     if (f.fits)
         return err_set(err, SLUICE_ERR_MEMORY,
                        "the cache in host memory (--cache-bytes) needs %.3f GB, expected at most "

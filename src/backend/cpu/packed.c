@@ -207,7 +207,7 @@ void packed_place(struct backend *b, struct backend_memory *m) {
 static int make_file(struct backend *b, struct err *err) {
     if (!b->disk_bytes)
         return SLUICE_OK;
-    int status = filemap_make(&b->disk, b->weights_dir, b->disk_bytes, err);
+    int status = filemap_make(&b->disk, b->weights_dir, BACKEND_DISK_WEIGHTS, b->disk_bytes, err);
     if (status)
         return status;
     /* Matrices are read from end to end: in pieces of 2 MiB, where the file system can. Of stacks
@@ -278,7 +278,8 @@ static int pack(struct backend *b, const struct cpu_packed *p, struct err *err) 
     if (!error)
         return SLUICE_OK;
     return err_set(err, error == ENOMEM ? SLUICE_ERR_MEMORY : SLUICE_ERR_IO,
-                   "%s: cannot write weights (--weights-dir): %s", b->weights_dir, strerror(error));
+                   "%s: cannot write " BACKEND_DISK_WEIGHTS ": %s", b->weights_dir,
+                   strerror(error));
 }
 
 int packed_make(struct backend *b, void (*progress)(void *user, uint64_t done, uint64_t total),
