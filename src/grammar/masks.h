@@ -1,20 +1,10 @@
-/* masks.h - masks of tokens by state, computed on first use and cached.
+/* masks.h - masks of tokens by the threads of a matcher, computed on first use and cached.
  *
- * What tokens the threads of a node allow is found part by part. The first part is the walk of the
- * trie with the threads alone: tokens that fit, and the *exits*, nodes of the trie at which the
- * threads' rule has ended with bytes left. The next part walks on from these exits with the edges
- * of the node, and so on until there are no exits. A part depends only on the edges down to it, so
- * all sets of threads that begin alike share it: the inside of a string is walked once, not once
- * per property. Where several parts lead to one node, those with about as many exits are joined
- * first: so a mask has only a few parts per edge, and a few new exits do not cause a walk of all.
- *
- * Walks use states of a deterministic automaton, made lazily from sets of threads without their
- * nodes, so that a node of the trie costs a lookup.
- *
- * Two things make the first walk of a state cheap. Bytes that no instruction distinguishes are one
- * class: one lookup serves all. And texts of plain characters (texts.h) are not walked where every
- * plain character leads from the state to one and the same state, as inside of strings: the
- * vocabulary knows the masks of those with at most n characters.
+ *   masks.c       from the top of the matcher's stack down: which parts a mask consists of
+ *   parts.h       parts of masks, each computed once and shared by all stacks that begin alike
+ *   trie_walk.h   a part is a walk of the vocabulary's trie with an automaton
+ *   dfa.h         the automaton: states are sets of threads, built lazily
+ *   dfa_plain.c   states that read any plain text, so that these texts need no walk
  *
  * Loop counts are rounded to share masks: with 8 or more rounds left, a token may use no more than
  * the largest power of two of them. Masks may then lack a token that would just fit, but never have
