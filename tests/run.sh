@@ -10,6 +10,7 @@ set -u
 cd "$(dirname "$0")/.."
 [ "${1:-}" = build ] || unset MAKEFLAGS MFLAGS MAKELEVEL # the makes below have jobs of their own
 export SLUICE_BACKEND=cpu # also where there is a GPU: its own tests are `make test-cuda`
+export PYTHONDONTWRITEBYTECODE=1 # of tests/suite.py: no test leaves a file in the tree
 passed=0 failed=0 skipped=0
 
 # ---- running ------------------------------------------------------------------------------------

@@ -1,21 +1,17 @@
 #!/usr/bin/env python3
-"""test_chat.py SLUICE - conversations from outside: in a terminal, through pipes, with commands.
+"""test_chat.py SLUICE [WORD ...] - conversations from outside: in a terminal, through pipes, with commands.
 
-Needs only Python 3. Prints one line for a test that fails, and "N passed, N failed" at the end.
+Needs only Python 3.
 """
-import atexit, fcntl, json, os, pty, re, select, shutil, signal, struct, subprocess, sys, tempfile, termios, time, traceback, unicodedata
+import fcntl, json, os, pty, re, select, signal, struct, subprocess, tempfile, termios, time, unicodedata
 from pathlib import Path
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup started the tests
+import suite
+from suite import PATIENCE, PROGRAM as SLUICE, SHIPPED
 
-SLUICE = os.path.abspath(sys.argv[1])
-WORDS = sys.argv[2:]
-SHIPPED = Path(__file__).resolve().parent.parent / "models/stories-27m-q4_k_m.gguf"
-TMP = Path(tempfile.mkdtemp())
-atexit.register(shutil.rmtree, TMP, ignore_errors=True)
+TMP = suite.temporary()
 HISTORY = TMP / "history"
 QUICK = ("--temp", 0, "-n", 3)
-PATIENCE = 300  # for what comes at once on an idle machine
 
 UP, DOWN, RIGHT, LEFT, HOME, END = (b"\x1b[" + c for c in (b"A", b"B", b"C", b"D", b"H", b"F"))
 
@@ -682,22 +678,4 @@ def test_a_folder_keeps_what_was_read():
     assert same == texts and damaged[0][1] == 0, damaged
 
 
-def main():
-    tests = [f for n, f in globals().items() if n.startswith("test_") and (not WORDS or any(w in n for w in WORDS))]
-    passed = failed = 0
-    for test in tests:
-        started = sum(os.times()[:4])
-        try:
-            test()
-            passed += 1
-        except Exception as e:
-            failed += 1
-            line = traceback.extract_tb(e.__traceback__)[-1].lineno
-            print(f"FAILED {test.__name__} (line {line}): {str(e) or repr(e)}", flush=True)
-        if os.environ.get("TIMES"):
-            print(f"{sum(os.times()[:4]) - started:6.2f} s {test.__name__}")
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0
-
-
-sys.exit(main())
+suite.main(globals())

@@ -1,18 +1,16 @@
 #!/usr/bin/env python3
 """test_cli.py SLUICE [WORD ...] - the program from outside: verbs, exit statuses, one-line errors, files.
 
-Needs only Python 3. Prints one line for a test that fails, and "N passed, N failed" at the end.
+Needs only Python 3.
 """
-import fcntl, json, math, os, re, shutil, signal, socket, stat, struct, subprocess, sys, tempfile, termios, time, traceback
+import fcntl, json, math, os, re, shutil, signal, socket, stat, struct, subprocess, sys, tempfile, termios, time
 from pathlib import Path
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup started the tests
+import suite
+from suite import PATIENCE, PROGRAM as SLUICE, ROOT, SHIPPED, wait_until
 
-SLUICE = os.path.abspath(sys.argv[1])
-ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("SLUICE_TEST_DATA", ROOT / "build/data"))
 REFERENCE = DATA / "reference"
-SHIPPED = ROOT / "models/stories-27m-q4_k_m.gguf"
 FOLDERS = ["qwen35-dense-a", "qwen35-dense-b", "qwen35-moe-a", "llama-a", "llama-b", "qwen3-a", "qwen2-a", "qwen3moe-a",
            "qwen3next-a"]
 FOLDERS = [name for name in FOLDERS if (REFERENCE / name).is_dir()]  # another copy may lack some
@@ -101,18 +99,9 @@ def tensor_bytes(path):
     return out
 
 
-TESTS = []
-
-
-def test(f):
-    TESTS.append(f)
-    return f
-
-
 # ---- the program as such ------------------------------------------------------------------------
 
-@test
-def version_and_help():
+def test_version_and_help():
     assert good("--version").startswith(b"sluice ")
     top = good("--help").decode()
     for verb in ("inspect", "tokenize", "detokenize", "quantize", "convert"):
@@ -121,8 +110,7 @@ def version_and_help():
         assert text.startswith(f"usage: sluice {verb}") and "example: " in text
 
 
-@test
-def version_names_features():
+def test_version_names_features():
     lines = good("--version").decode().splitlines()
     assert lines[0].startswith("sluice ") and len(lines) == 3, lines
     assert "cpu" in lines[1].removeprefix("backends:").split(), lines
@@ -130,8 +118,7 @@ def version_names_features():
     assert good("--version", env={"SLUICE_CPU": "none"}).decode().splitlines()[2] == "instruction sets: none"
 
 
-@test
-def help_of_a_verb_and_of_the_environment():
+def test_help_of_a_verb_and_of_the_environment():
     assert good("help", "run") == good("run", "--help") == good("run", "-h")
     assert good("help") == good("--help")
     names = good("help", "environment").decode()
@@ -144,8 +131,7 @@ def help_of_a_verb_and_of_the_environment():
     bad(2, "unknown verb 'nonsense'", "help", "nonsense")
 
 
-@test
-def the_manual_has_every_option():
+def test_the_manual_has_every_option():
     manual = (ROOT / "docs/usage.md").read_text()
     verbs = re.findall(r"^  (\w+) ", good("--help").decode(), re.M)
     assert len(verbs) > 10
@@ -156,8 +142,7 @@ def the_manual_has_every_option():
             assert known or name == "--help", f"{verb} {name}"
 
 
-@test
-def the_manual_has_no_other_option():
+def test_the_manual_has_no_other_option():
     options = {"--version", "--outfile"}  # the program's own, and one of llama.cpp's that is told of
     for verb in re.findall(r"^  (\w+) ", good("--help").decode(), re.M):
         options |= set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", good("help", verb).decode()))
@@ -168,14 +153,12 @@ def the_manual_has_no_other_option():
         assert found <= options, (name, found - options)
 
 
-@test
-def help_says_how_weights_are_in_memory():
+def test_help_says_how_weights_are_in_memory():
     for text in (good("help").decode(), good("help", "inspect").decode()):
         assert "in memory once" in text and "pages" in text and "inspect" in text, text
 
 
-@test
-def exit_statuses_are_as_the_manual_says():
+def test_exit_statuses_are_as_the_manual_says():
     manual = (ROOT / "docs/usage.md").read_text()
     table = dict(re.findall(r"^\| (128 \+ N|\d+)[^|]* \| (.+) \|$", manual[manual.index("| exit status |"):], re.M))
     assert sorted(table) == ["0", "1", "128 + N", "130", "2"], table
@@ -198,8 +181,7 @@ def exit_statuses_are_as_the_manual_says():
     p.stderr.close()
 
 
-@test
-def mistyped_words_get_the_nearest_right_one():
+def test_mistyped_words_get_the_nearest_right_one():
     bad(2, "did you mean chat?", "chta")
     bad(2, "did you mean tokenize?", "tokenise")
     for wrong, right in [("--tmep", "--temp"), ("--top-kk", "--top-k"), ("--contxt", "--context"), ("--repeat", "--repeat-penalty"),
@@ -216,8 +198,7 @@ def mistyped_words_get_the_nearest_right_one():
     bad(2, "use `sluice serve`", "run", "--port", "1")
 
 
-@test
-def llama_cpp_names_are_answered():
+def test_llama_cpp_names_are_answered():
     for word, answer in [("-ngl", "--backend"), ("--n-gpu-layers", "--backend"), ("--cache-type-k", "--kv"),
                          ("-cnv", "sluice chat"), ("--no-mmap", "SLUICE_NO_MMAP"), ("-fa", "leave it out"), ("--mlock", "not locked"), ("-co", "NO_COLOR"),
                          ("-hf", "not downloaded"), ("--hf-repo", "not downloaded"), ("-e", "$'one\\ntwo'"), ("-sp", "leave it out"),
@@ -243,8 +224,7 @@ def llama_cpp_names_are_answered():
     bad(2, "unknown option '--n-predict'", "logits", "--n-predict", "5")  # --tokens is a file there
 
 
-@test
-def ollama_words_are_answered():
+def test_ollama_words_are_answered():
     for verb, answer in [("pull", "not downloaded"), ("list", "inspect"), ("show", "inspect"), ("create", "convert"), ("generate", "run"),
                          ("perplexity", "ppl"), ("server", "serve"), ("ps", "devices"), ("embed", "serve")]:
         bad(2, answer, verb, "x")
@@ -270,8 +250,7 @@ def ollama_words_are_answered():
     bad(2, "use --json", "bench", "-o", "json")
 
 
-@test
-def options_that_would_do_nothing_are_refused():
+def test_options_that_would_do_nothing_are_refused():
     for args, words in [(["inspect", "--full"], "--full needs --json"), (["bench", "--reuse", "all"], "--reuse needs --trace FILE"),
                         (["bench", "--conversations", "3"], "--conversations needs --trace FILE"),
                         (["serve", "--log-prompts"], "--log-prompts needs --access-log FILE"),
@@ -285,8 +264,7 @@ def options_that_would_do_nothing_are_refused():
     bad(2, "unexpected argument 'x'", "devices", "x")
 
 
-@test
-def names_of_instruction_sets_are_checked():
+def test_names_of_instruction_sets_are_checked():
     bad(2, "SLUICE_CPU is 'foo', expected", "devices", env={"SLUICE_CPU": "foo"})
     bad(2, "SLUICE_CPU is 'avx3', expected", "devices", env={"SLUICE_CPU": "avx2,avx3"})
     for value in ("none", "avx2", "avx2 avx512", "neon,dotprod", ""):
@@ -294,8 +272,7 @@ def names_of_instruction_sets_are_checked():
     good("help", env={"SLUICE_CPU": "foo"})
 
 
-@test
-def wrong_command_lines_exit_with_2():
+def test_wrong_command_lines_exit_with_2():
     code, out, err = run()
     assert code == 2 and not out and "usage" in err
     bad(2, "unknown verb 'brew'", "brew")
@@ -315,8 +292,7 @@ def wrong_command_lines_exit_with_2():
     bad(2, "--json takes no value", "inspect", "--json=yes")
 
 
-@test
-def missing_files_exit_with_1():
+def test_missing_files_exit_with_1():
     bad(1, "nowhere.gguf: cannot open", "inspect", "nowhere.gguf")
     bad(1, "nowhere.gguf: cannot open", "tokenize", "-m", "nowhere.gguf")
     bad(1, "nowhere.gguf: cannot open", "quantize", "nowhere.gguf", "out.gguf", "q8_0")
@@ -324,8 +300,7 @@ def missing_files_exit_with_1():
     assert not Path("out.gguf").exists()
 
 
-@test
-def a_full_device_is_an_error():
+def test_a_full_device_is_an_error():
     with open("/dev/full", "wb") as full:
         code, _, err = run("inspect", SHIPPED, stdout=full)
     assert code == 1 and "standard output" in err, (code, err)
@@ -333,8 +308,7 @@ def a_full_device_is_an_error():
 
 # ---- inspect ------------------------------------------------------------------------------------
 
-@test
-def inspect_the_shipped_model():
+def test_inspect_the_shipped_model():
     text = good("inspect").decode()
     assert "26,798,384 parameters in 108 tensors" in text and "architecture qwen35" in text
     facts = inspect(SHIPPED)
@@ -347,8 +321,7 @@ def inspect_the_shipped_model():
     assert len(short["keys"]["tokenizer.ggml.tokens"]["value"]) == 8
 
 
-@test
-def inspect_every_reference():
+def test_inspect_every_reference():
     seen = 0
     for path in sorted(REFERENCE.glob("*/*.gguf")) + [REFERENCE / f for f in FOLDERS]:
         facts = inspect(path)
@@ -357,8 +330,7 @@ def inspect_every_reference():
     assert seen >= 15, seen
 
 
-@test
-def inspect_refuses_damage():
+def test_inspect_refuses_damage():
     with tempfile.TemporaryDirectory() as d:
         whole = (REFERENCE / "llama-a/model-q8_0.gguf").read_bytes()
         path = Path(d) / "cut.gguf"
@@ -373,8 +345,7 @@ def inspect_refuses_damage():
 
 # ---- tokenize -----------------------------------------------------------------------------------
 
-@test
-def tokenize_there_and_back():
+def test_tokenize_there_and_back():
     text = "Once upon a time,\n\tthere was a dragon: Ærøskøbing 東京 🚀\r\n".encode()
     ids = good("tokenize", stdin=text)
     assert good("detokenize", stdin=ids) == text
@@ -385,8 +356,7 @@ def tokenize_there_and_back():
     assert good("detokenize", stdin=b"") == b""
 
 
-@test
-def tokenize_prompts_files_and_pieces():
+def test_tokenize_prompts_files_and_pieces():
     text = "Once upon a \u00e9\n"
     want = good("tokenize", stdin=text.encode())
     assert good("tokenize", "-p", text) == want
@@ -405,8 +375,7 @@ def tokenize_prompts_files_and_pieces():
     bad(2, "both", "tokenize", "-p", "x", "-f", "y")
 
 
-@test
-def tokenize_special_tokens():
+def test_tokenize_special_tokens():
     chat = b"<|im_start|>user\nHi<|im_end|>"
     plain = good("tokenize", stdin=chat).split()
     special = good("tokenize", "--special", stdin=chat).split()
@@ -416,16 +385,14 @@ def tokenize_special_tokens():
     assert good("detokenize", stdin=b" ".join(plain)) == chat
 
 
-@test
-def tokenize_bos_where_the_model_wants_it():
+def test_tokenize_bos_where_the_model_wants_it():
     model = REFERENCE / "llama-a/model-f32.gguf"
     without = good("tokenize", "-m", model, stdin=b"hi").split()
     assert good("tokenize", "-m", model, "--bos", stdin=b"hi").split()[1:] == without
     assert good("tokenize", "--bos", stdin=b"hi") == good("tokenize", stdin=b"hi")
 
 
-@test
-def tokenize_reference_texts():
+def test_tokenize_reference_texts():
     """Every reference's own texts, through the program, from the file and from the folder."""
     escapes = {"\\": "\\", "n": "\n", "r": "\r", "t": "\t", "0": "\0"}
 
@@ -455,8 +422,7 @@ def tokenize_reference_texts():
     assert good("tokenize", "-m", gguf, stdin=text).decode().split() != ids.split()
 
 
-@test
-def detokenize_refuses_what_is_no_token():
+def test_detokenize_refuses_what_is_no_token():
     bad(1, "'12x'", "detokenize", stdin=b"1 12x 3")
     bad(1, "8192", "detokenize", stdin=b"8192")
     bad(1, "'-1'", "detokenize", stdin=b"-1")
@@ -465,8 +431,7 @@ def detokenize_refuses_what_is_no_token():
 
 # ---- quantize and convert -----------------------------------------------------------------------
 
-@test
-def quantize_keeps_keys_and_shapes():
+def test_quantize_keeps_keys_and_shapes():
     source = REFERENCE / "qwen35-dense-a/model-f32.gguf"
     before = inspect(source)
     with tempfile.TemporaryDirectory() as d:
@@ -485,8 +450,7 @@ def quantize_keeps_keys_and_shapes():
             out.unlink()
 
 
-@test
-def quantize_warns_of_a_second_time():
+def test_quantize_warns_of_a_second_time():
     with tempfile.TemporaryDirectory() as d:
         source = REFERENCE / "llama-k/model-q4_k_m.gguf"
         for kind, lines in (("q8_0", 2), ("f16", 1)):
@@ -498,8 +462,7 @@ def quantize_warns_of_a_second_time():
         assert code == 0 and "warning" not in err, err
 
 
-@test
-def quantize_is_the_same_with_any_number_of_threads():
+def test_quantize_is_the_same_with_any_number_of_threads():
     source = REFERENCE / "qwen35-moe-a/model-f32.gguf"
     with tempfile.TemporaryDirectory() as d:
         for n in (1, 3):
@@ -520,8 +483,7 @@ def peak_of(*args):
     return int(p.stdout) * 1024
 
 
-@test
-def inputs_larger_than_memory_pass_through_it():
+def test_inputs_larger_than_memory_pass_through_it():
     with tempfile.TemporaryDirectory() as d:
         rows = [(f"blk.{i}.ffn_up.weight", (4096, 2048)) for i in range(12)]  # 32 MB each
         make_gguf(f"{d}/matrices.gguf", tensors=rows)
@@ -548,8 +510,7 @@ def inputs_larger_than_memory_pass_through_it():
         assert peak < 200e6 < 300e6 < at, (peak, at)
 
 
-@test
-def quantize_again_is_possible():
+def test_quantize_again_is_possible():
     with tempfile.TemporaryDirectory() as d:
         path = Path(d) / "model.gguf"
         good("quantize", REFERENCE / "llama-k/model-q4_k_m.gguf", path, "q8_0")
@@ -558,8 +519,7 @@ def quantize_again_is_possible():
         assert os.listdir(d) == ["model.gguf"]
 
 
-@test
-def quantize_failing_leaves_the_old_file():
+def test_quantize_failing_leaves_the_old_file():
     with tempfile.TemporaryDirectory() as d:
         whole = (REFERENCE / "llama-a/model-f32.gguf").read_bytes()
         cut, out = Path(d) / "cut.gguf", Path(d) / "out.gguf"
@@ -575,8 +535,7 @@ def quantize_failing_leaves_the_old_file():
         bad(1, "cannot create", "quantize", SHIPPED, f"{d}/no/such/folder.gguf", "q8_0")
 
 
-@test
-def convert_equals_the_given_gguf():
+def test_convert_equals_the_given_gguf():
     compared = 0
     with tempfile.TemporaryDirectory() as d:
         for name in FOLDERS:
@@ -602,8 +561,7 @@ def convert_equals_the_given_gguf():
     assert compared >= 8, compared
 
 
-@test
-def convert_leaves_out_half_a_draft_block():
+def test_convert_leaves_out_half_a_draft_block():
     whole = DATA / "mtp/qwen35-mtp"
     with tempfile.TemporaryDirectory() as d:
         folder, out = Path(d) / "half", Path(d) / "out.gguf"
@@ -620,8 +578,7 @@ def convert_leaves_out_half_a_draft_block():
             good("run", "-m", out, "-p", "x", "-n", "1", "--backend", "cpu")
 
 
-@test
-def convert_of_a_sharded_vision_checkpoint():
+def test_convert_of_a_sharded_vision_checkpoint():
     with tempfile.TemporaryDirectory() as d:
         out = Path(d) / "out.gguf"
         good("convert", REFERENCE / "qwen35-dense-b", out)
@@ -634,8 +591,7 @@ def convert_of_a_sharded_vision_checkpoint():
         assert good("tokenize", "-m", out, stdin=text) == good("tokenize", "-m", REFERENCE / "qwen35-dense-b", stdin=text)
 
 
-@test
-def convert_refuses_by_name():
+def test_convert_refuses_by_name():
     def edit(folder, **changes):
         path = folder / "config.json"
         cfg = json.loads(path.read_text())
@@ -684,16 +640,6 @@ def start(*args, **kw):
     return subprocess.Popen([SLUICE, *map(str, args)], stderr=subprocess.PIPE, **kw)
 
 
-PATIENCE = 300  # for what comes at once on an idle machine
-
-
-def wait_until(condition):
-    end = time.time() + PATIENCE
-    while not condition():
-        assert time.time() < end, "waited too long"
-        time.sleep(0.002)
-
-
 def device(folder, name, minor):
     """A device of our own: root could destroy the machine's. None where there can't be one."""
     path = f"{folder}/{name}"
@@ -706,8 +652,7 @@ def device(folder, name, minor):
         return f"/dev/{name}" if os.geteuid() != 0 else None
 
 
-@test
-def outputs_spare_what_is_no_regular_file():
+def test_outputs_spare_what_is_no_regular_file():
     source = REFERENCE / "llama-a/model-f32.gguf"
     with tempfile.TemporaryDirectory() as d:
         good("quantize", source, f"{d}/want", "q8_0")
@@ -738,8 +683,7 @@ def outputs_spare_what_is_no_regular_file():
         assert set(os.listdir(d)) - {"null", "full"} == {"appended", "fifo", "link", "target", "want"}
 
 
-@test
-def standard_output_as_a_file():
+def test_standard_output_as_a_file():
     with tempfile.TemporaryDirectory() as d:
         Path(f"{d}/ids").write_text("1 2 3\n")
         good("logits", "--tokens", f"{d}/ids", "-o", f"{d}/out")
@@ -751,8 +695,7 @@ def standard_output_as_a_file():
         assert page.startswith(b"<!doctype html>") and page.endswith(b"</div>\n"), page[-80:]
 
 
-@test
-def writing_over_the_input_is_refused():
+def test_writing_over_the_input_is_refused():
     with tempfile.TemporaryDirectory() as d:
         model = Path(d) / "model.gguf"
         shutil.copy(REFERENCE / "llama-a/model-f32.gguf", model)
@@ -794,8 +737,7 @@ def writing_over_the_input_is_refused():
         bad(1, "matrix: is a file of the input", "quantize", model, f"{d}/matrix", "q8_0", "--imatrix", f"{d}/matrix")
 
 
-@test
-def overwriting_a_model_is_said():
+def test_overwriting_a_model_is_said():
     with tempfile.TemporaryDirectory() as d:
         out = f"{d}/out.gguf"
         code, _, err = run("quantize", REFERENCE / "llama-a/model-f32.gguf", out, "q8_0")
@@ -811,8 +753,7 @@ def overwriting_a_model_is_said():
         assert code == 0 and "overwrote the existing file" in err, err
 
 
-@test
-def signals_leave_nothing_behind():
+def test_signals_leave_nothing_behind():
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         with tempfile.TemporaryDirectory() as d:
             Path(f"{d}/out.gguf").write_bytes(b"precious")
@@ -824,8 +765,7 @@ def signals_leave_nothing_behind():
             assert os.listdir(d) == ["out.gguf"] and Path(f"{d}/out.gguf").read_bytes() == b"precious"
 
 
-@test
-def a_full_disk_leaves_nothing_behind():
+def test_a_full_disk_leaves_nothing_behind():
     import resource
 
     def small_files():
@@ -839,8 +779,7 @@ def a_full_disk_leaves_nothing_behind():
         assert os.listdir(d) == []
 
 
-@test
-def writers_of_one_file_do_not_meet():
+def test_writers_of_one_file_do_not_meet():
     source = REFERENCE / "llama-a/model-f32.gguf"
     with tempfile.TemporaryDirectory() as d:
         out = Path(d) / "out.gguf"
@@ -853,8 +792,7 @@ def writers_of_one_file_do_not_meet():
         assert out.read_bytes() == want and os.listdir(d) == ["out.gguf"]
 
 
-@test
-def a_model_truncated_while_in_use():
+def test_a_model_truncated_while_in_use():
     with tempfile.TemporaryDirectory() as d:
         model = Path(d) / "model.gguf"
         shutil.copy(SHIPPED, model)
@@ -879,8 +817,7 @@ def a_model_truncated_while_in_use():
         assert p.returncode == 1 and last.startswith(f"sluice: {model}: was truncated while in use"), err
 
 
-@test
-def models_are_files_or_folders():
+def test_models_are_files_or_folders():
     with tempfile.TemporaryDirectory() as d:
         os.mkfifo(f"{d}/fifo")
         with socket.socket(socket.AF_UNIX) as s:
@@ -904,8 +841,7 @@ def models_are_files_or_folders():
         bad(1, "config.json", "inspect", folder)
 
 
-@test
-def inspect_shows_hostile_text_as_escapes():
+def test_inspect_shows_hostile_text_as_escapes():
     evil = "a\x1b[2J\x07\x7f\u009b31m\u0085\tz"
     numbers = [0, 1 << 63, (1 << 64) - 1]
     keys = [(f"key.{evil}", 8, text_value(evil.encode() + b"\0\n\xff")),
@@ -929,8 +865,7 @@ def inspect_shows_hostile_text_as_escapes():
         assert facts["keys"]["small"]["value"] == -1 and facts["keys"]["smalls"]["value"] == [-1, -(1 << 63)]
 
 
-@test
-def messages_show_hostile_names_as_question_marks():
+def test_messages_show_hostile_names_as_question_marks():
     evil = "a\x1b[2J\x07\u009b31m\u202e\x7fz"
     model = REFERENCE / "llama-a/model-f32.gguf"
     with tempfile.TemporaryDirectory() as d:
@@ -944,8 +879,7 @@ def messages_show_hostile_names_as_question_marks():
         bad(1, "general.architecture is 'a?name", "run", f"{d}/a.gguf", "-p", "x")
 
 
-@test
-def many_keys_take_no_time():
+def test_many_keys_take_no_time():
     keys = [(f"key.{i}", 4, struct.pack("<I", i)) for i in range(200000)]
     with tempfile.TemporaryDirectory() as d:
         make_gguf(f"{d}/in.gguf", keys)
@@ -955,8 +889,7 @@ def many_keys_take_no_time():
         assert len(inspect(f"{d}/out.gguf")["keys"]) == len(keys) + 1
 
 
-@test
-def standard_input_of_every_kind():
+def test_standard_input_of_every_kind():
     want = good("tokenize", stdin=b"upon a time")
     with tempfile.TemporaryFile() as f:
         f.write(b"Once upon a time")
@@ -984,8 +917,7 @@ def standard_input_of_every_kind():
     bad(1, "standard input: is a directory", "tokenize", stdin=os.open("/", os.O_RDONLY))
 
 
-@test
-def nothing_is_waited_for_in_vain():
+def test_nothing_is_waited_for_in_vain():
     """Every text that is read from a FIFO, and every file written to one, without anybody at its other end."""
     with tempfile.TemporaryDirectory() as d:
         Path(f"{d}/ids").write_text("1 2 3\n")
@@ -1012,8 +944,7 @@ def nothing_is_waited_for_in_vain():
         assert p.communicate()[0] == good("tokenize", "-p", "upon a time")
 
 
-@test
-def outputs_are_checked_before_the_work():
+def test_outputs_are_checked_before_the_work():
     with tempfile.TemporaryDirectory() as d:
         Path(f"{d}/ids").write_text("1 2 3\n")
         Path(f"{d}/text").write_text("Once upon a time there was a fox. " * 40)
@@ -1027,8 +958,7 @@ def outputs_are_checked_before_the_work():
         assert sorted(os.listdir(d)) == ["ids", "text"]
 
 
-@test
-def closed_streams_are_no_files():
+def test_closed_streams_are_no_files():
     """A file that is opened first would take the number of a closed stream."""
     model = REFERENCE / "llama-a/model-f32.gguf"
     with tempfile.TemporaryDirectory() as d:
@@ -1047,8 +977,7 @@ def closed_streams_are_no_files():
 
 # ---- installed ----------------------------------------------------------------------------------
 
-@test
-def installed_and_removed_again():
+def test_installed_and_removed_again():
     """What is built now is installed, a program is built against it as a user would, and nothing stays."""
     if Path(SLUICE) != ROOT / "build/sluice":
         return
@@ -1095,8 +1024,7 @@ def installed_and_removed_again():
         assert not [p for p in Path(d, "root").rglob("*") if not p.is_dir()] and not (root / "share/sluice").exists()
 
 
-@test
-def make_uses_all_processors():
+def test_make_uses_all_processors():
     env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     for more, jobs in (((), len(os.sched_getaffinity(0))), (("-j3",), 3)):
         text = subprocess.run(["make", "-C", str(ROOT), "-pn", *more, "where"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env).stdout.decode()
@@ -1113,8 +1041,7 @@ def floats(path):
     return struct.unpack(f"<{len(b) // 4}f", b)
 
 
-@test
-def logits_verb_equals_the_references():
+def test_logits_verb_equals_the_references():
     """Every position is written, row by row; the stored rows are among them."""
     for name, model, suffix in [("llama-k", "model-q4_k_m.gguf", "-q4_k_m"), ("qwen35-moe-a", "model-f32.gguf", ""),
                                 ("qwen2-a", "", "")]:
@@ -1147,8 +1074,7 @@ def logits_verb_equals_the_references():
             assert max(abs(a - b) for a, b in zip(part, stored)) <= 1e-4 * max(map(abs, stored))
 
 
-@test
-def stories_greedy_as_stored():
+def test_stories_greedy_as_stored():
     for row in (DATA / "stories/greedy.txt").read_text().splitlines():
         kind, prompt, expected = row.split("\t")
         if kind != "q4_k_m":
@@ -1162,8 +1088,7 @@ def stories_greedy_as_stored():
         assert out[:n] == ids[:n], f"{out}, expected {ids}"
 
 
-@test
-def stories_perplexity_as_measured_elsewhere():
+def test_stories_perplexity_as_measured_elsewhere():
     """nll 0.485805 (8-bit activations) over the whole text, which takes a while: SLUICE_TEST_FULL. Else of its
     first 20 windows, where f32 gives 0.479288, and of one under sanitizers."""
     text = DATA / "stories/heldout.txt"
@@ -1176,8 +1101,7 @@ def stories_perplexity_as_measured_elsewhere():
         print(f"stories: nll {facts['nll']:.6f} with 8-bit activations, 0.485808 with f32")
 
 
-@test
-def int8_activations_stay_near_the_exact_ones():
+def test_int8_activations_stay_near_the_exact_ones():
     """Mean KL divergence per position of the default mode from --exact."""
     import math
     cases = [("stories", SHIPPED, None, 0.002), ("llama-k", REFERENCE / "llama-k/model-q4_k_m.gguf", "llama-k", 0.01),
@@ -1209,8 +1133,7 @@ def int8_activations_stay_near_the_exact_ones():
                 print(f"{name}: mean KL per position of int8 activations {kl:.2e}")
 
 
-@test
-def run_refuses_bad_input():
+def test_run_refuses_bad_input():
     bad(1, "empty", "run", "-p", "")
     bad(1, "context", "run", "-p", "word " * 3000, "-c", 512)
     bad(2, "--kv", "run", "-p", "x", "--kv", "q9")
@@ -1220,24 +1143,4 @@ def run_refuses_bad_input():
         bad(1, "99999", "logits", "--tokens", f.name, "-o", f.name + ".out")
 
 
-def main():
-    passed = failed = 0
-    for t in TESTS:
-        if len(sys.argv) > 2 and not any(word in t.__name__ for word in sys.argv[2:]):
-            continue
-        started = sum(os.times()[:4])
-        try:
-            t()
-            passed += 1
-        except Exception as e:
-            failed += 1
-            where = traceback.extract_tb(e.__traceback__)[1] if len(traceback.extract_tb(e.__traceback__)) > 1 else None
-            print(f"FAILED test_cli.py:{where.lineno if where else 0}: {e or type(e).__name__} ({t.__name__})", flush=True)
-        if os.environ.get("TIMES"):
-            print(f"{sum(os.times()[:4]) - started:6.2f} s {t.__name__}")
-    print(f"{passed} passed, {failed} failed")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+suite.main(globals())

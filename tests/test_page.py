@@ -3,24 +3,22 @@
 
 Without them it is skipped. Screenshots are kept in build/screenshots.
 """
-import json, os, re, signal, subprocess, sys, tempfile, time, traceback
+import functools, json, os, re, signal, subprocess, sys, tempfile, time
 from pathlib import Path
 from shutil import which
 
-ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / "build/venv-test/bin/python"
+import suite
+from suite import PATIENCE, PROGRAM as SLUICE, ROOT, SHIPPED
+
 try:
     from selenium import webdriver
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
 except ImportError:
-    if VENV.exists() and Path(sys.prefix) != VENV.parent.parent:
-        os.execv(VENV, [str(VENV), *sys.argv])
+    suite.use_venv()
     webdriver = None
 
-SLUICE = os.path.abspath(sys.argv[1])
 SHOTS = ROOT / "build/screenshots"
-PATIENCE = 300  # for what comes at once on an idle machine
 HOSTILE = """# Heading <b>not bold</b>
 
 <script>window.hit = 1</script> and <img src=x onerror="window.hit = 2"> stay text, **bold**, *italic*, `code <i>`.
@@ -48,7 +46,7 @@ https://example.com/plain. snake_case_word and 2 * 3 * 4
 class Server:
     def __init__(self, *args):
         self.log = tempfile.TemporaryFile()
-        self.process = subprocess.Popen([SLUICE, "serve", "-m", str(ROOT / "models/stories-27m-q4_k_m.gguf"), "--port", "0", *args],
+        self.process = subprocess.Popen([SLUICE, "serve", "-m", str(SHIPPED), "--port", "0", *args],
                                         stderr=self.log, stdin=subprocess.DEVNULL, env={**os.environ, "NO_COLOR": "1"})
         end = time.time() + PATIENCE
         while not (found := re.search(rb"listening on (\S+)", self.text())):
@@ -89,10 +87,7 @@ class Page:
         return self.d.execute_script(text, *args)
 
     def wait(self, what, test):
-        end = time.time() + PATIENCE
-        while not test():
-            assert time.time() < end, f"never: {what}"
-            time.sleep(0.05)
+        suite.wait_until(test, what, every=0.05)
 
     def click(self, css):
         self.js("arguments[0].click()", self.one(css))
@@ -498,31 +493,38 @@ def check_key(driver):
         s.stop()
 
 
+CHECKS = (check_chat, check_stop, check_branches, check_plan, check_reload, check_list, check_files, check_two_tabs, check_rich_text, check_hostile_text, check_formulas,
+          check_costly_text, check_names, check_phone)
+
+
+def logs_nothing(check):
+    """The check, after which the browser has logged no error."""
+    @functools.wraps(check)
+    def run(p):
+        check(p)
+        p.check_log()
+    return run
+
+
 def main():
+    """Each check continues with the page as the one before it left it: after one that fails there is nothing to say."""
+    results = suite.Results()
     if not webdriver or not which("chromium") or not which("chromedriver"):
-        print("0 passed, 0 failed, 1 skipped: chromium, chromium-driver and selenium are needed")
-        return
+        results.skip("the page", "chromium, chromium-driver and selenium are needed")
+        return results.end()
     s, driver = Server("-c", "32000"), browser()
-    passed, running = 0, "the page starts"
-    try:
-        p = Page(driver)
+    page = Page(driver)
+
+    def check_start(p):
         driver.get(s.address)
         p.wait("the page starts", lambda: p.all(".welcome"))
-        for check in (check_chat, check_stop, check_branches, check_plan, check_reload, check_list, check_files, check_two_tabs, check_rich_text, check_hostile_text, check_formulas, check_costly_text, check_names, check_phone):
-            running = check.__name__
-            check(p)
-            p.check_log()
-            passed += 1
-        running = check_key.__name__
-        check_key(driver)
-        passed += 1
-        print(f"{passed} passed, 0 failed")
-    except Exception as e:
-        traceback.print_exc(file=sys.stdout)
-        print(f"FAILED {running}: {str(e) or repr(e)}", flush=True)
-        print(f"{passed} passed, 1 failed")
-        Page(driver).shot("failed")
-        return 1
+
+    try:
+        if all(results.run(logs_nothing(check), page) for check in (check_start, *CHECKS)):
+            results.run(check_key, driver)
+        if results.failed:
+            page.shot("failed")
+        return results.end()
     finally:
         driver.quit()
         s.stop()

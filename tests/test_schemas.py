@@ -3,22 +3,17 @@
 For each of some 250 schemas the program WALK (tests/walk/walk.c) makes random answers by the masks;
 each must parse and be valid. Instances made here from the schema must be taken. Runs in the
 environment that tools/setup.sh makes (build/venv-test)."""
-import json
-import os
-import random
-import subprocess
-import sys
-from pathlib import Path
+import json, random, subprocess, sys
 
-VENV = Path(__file__).resolve().parent.parent / "build/venv-test/bin/python"
-if VENV.exists() and Path(sys.prefix) != VENV.parent.parent:
-    os.execv(VENV, [str(VENV), *sys.argv])
+import suite
+
+suite.use_venv()
+results = suite.Results()
 try:
     import jsonschema
 except ImportError:
-    print("test_schemas: jsonschema is not installed, left out")
-    print("0 passed, 0 failed, 1 skipped")
-    sys.exit(0)
+    results.skip("test_schemas", "jsonschema is not installed")
+    sys.exit(results.end())
 
 rng = random.Random(7)
 S, I, N, B = {"type": "string"}, {"type": "integer"}, {"type": "number"}, {"type": "boolean"}
@@ -264,7 +259,6 @@ def instance(schema, root, depth=0):
 
 
 def main():
-    program = sys.argv[1]
     schemas = list(by_hand()) + list(by_table()) + [generated() for _ in range(120)]
     checker = jsonschema.FormatChecker(["date", "uuid", "email", "ipv4", "ipv6"])  # others need further packages
     tries, lines = [], []
@@ -284,11 +278,11 @@ def main():
         lines.append(json.dumps({"schema": schema, "seed": i + 1, "walks": 12, "tries": own}))
     for schema in REFUSED.values():
         lines.append(json.dumps({"schema": schema, "seed": 1, "walks": 0, "tries": []}))
-    done = subprocess.run([program], input="\n".join(lines) + "\n", capture_output=True, text=True)
+    done = subprocess.run([suite.PROGRAM], input="\n".join(lines) + "\n", capture_output=True, text=True)
     answers = [json.loads(line) for line in done.stdout.split("\n") if line]
     failures = []
     if done.returncode or len(answers) != len(lines):
-        failures.append(f"{program}: status {done.returncode}, {len(answers)} answers of {len(lines)}: {done.stderr[-500:]}")
+        failures.append(f"{suite.PROGRAM}: status {done.returncode}, {len(answers)} answers of {len(lines)}: {done.stderr[-500:]}")
     n_walks = n_tries = 0
     for schema, own, answer in zip(schemas, tries, answers):
         text = json.dumps(schema)[:150]
@@ -313,12 +307,12 @@ def main():
     for says, answer in zip(REFUSED, answers[len(schemas):]):
         if not all(word in answer.get("error", "") for word in says.split()):
             failures.append(f"expected {says!r} in {answer}")
-    for failure in failures[:12]:
-        print(f"FAILED {failure}", flush=True)
+    for failure in failures:
+        results.fail(failure)
     ms = sorted(a["ms"] for a in answers if "ms" in a)
     print(f"{len(schemas)} schemas: {n_walks} random answers are valid, {n_tries} instances are taken; compiled in {ms[len(ms) // 2]:.2f} ms, at most {ms[-1]:.1f}")
-    print(f"{len(schemas) + len(REFUSED) - len(failures)} passed, {len(failures)} failed")
-    return bool(failures)
+    results.passed = len(schemas) + len(REFUSED) - len(failures)
+    return results.end()
 
 
 sys.exit(main())

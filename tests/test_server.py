@@ -5,39 +5,25 @@ Runs in the environment that tools/setup.sh makes (build/venv-test); without its
 that need them are skipped. All connections stay on this machine. SECONDS sets how long the load lasts.
 """
 import asyncio, atexit, contextlib, gzip, http.client, json, os, random, re, resource, shutil, signal, socket, struct, subprocess, sys, tempfile, threading, time
-import traceback
 from pathlib import Path
 
-VENV = Path(__file__).resolve().parent.parent / "build/venv-test/bin/python"
-if VENV.exists() and Path(sys.prefix) != VENV.parent.parent:
-    os.execv(VENV, [str(VENV), *sys.argv])
+import suite
+from suite import PATIENCE, PROGRAM as SLUICE, ROOT, SHIPPED, Skip
 
+suite.use_venv()
 try:
     import anthropic, ollama, openai
 except ImportError:
     anthropic = ollama = openai = None
 
-SLUICE = os.path.abspath(sys.argv[1])
-WORDS = sys.argv[2:]
-ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = ROOT / "models/stories-27m-q4_k_m.gguf"
-TMP = Path(tempfile.mkdtemp())
-atexit.register(shutil.rmtree, TMP, ignore_errors=True)
-PATIENCE = 300  # for what comes at once on an idle machine
+TMP = suite.temporary()
 SECONDS = float(os.environ.get("SECONDS", 5))
 CONTEXT, LONG = 32000, 31000  # an answer that takes minutes: it runs until it is ended
 FOX = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 
 def wait_until(condition, what):
-    end = time.time() + PATIENCE
-    while not condition():
-        assert time.time() < end, f"waited {PATIENCE} s until {what}"
-        time.sleep(0.02)
-
-
-class Skip(Exception):
-    pass
+    suite.wait_until(condition, what, every=0.02)  # a condition may be a request
 
 
 # ---- servers ---------------------------------------------------------------------------------------
@@ -2920,29 +2906,11 @@ def test_idle_takes_no_processor_time():
 
 
 def main():
-    tests = [f for n, f in globals().items() if n.startswith("test_") and (not WORDS or any(w in n for w in WORDS))]
-    passed = failed = skipped = 0
-    for test in tests:
-        started = time.time()
-        try:
-            test()
-            passed += 1
-        except Skip as e:
-            skipped += 1
-            print(f"{test.__name__}: skipped: {e}")
-        except Exception as e:
-            failed += 1
-            line = [f for f in traceback.extract_tb(e.__traceback__) if f.filename == __file__][-1].lineno
-            print(f"FAILED {test.__name__} (line {line}): {str(e) or repr(e)}", flush=True)
-        if os.environ.get("TIMES"):
-            print(f"{time.time() - started:6.2f} s {test.__name__}")
-    if shared:
-        code = shared.stop()
-        if code != 0:
-            failed += 1
-            print(f"FAILED the shared server exits {code}: {shared.text().decode()[-2000:]}", flush=True)
-    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
-    return failed > 0
+    results = suite.run_all(globals())
+    code = shared.stop() if shared else 0
+    if code:
+        results.fail(f"the shared server exits {code}: {shared.text().decode()[-2000:]}")
+    return results.end()
 
 
 sys.exit(main())

@@ -1,22 +1,18 @@
 #!/usr/bin/env python3
-"""test_verbs.py SLUICE - the verbs that run models, from outside: run, chat, ppl, logits, bench, explain, inspect.
+"""test_verbs.py SLUICE [WORD ...] - the verbs that run models, from outside: run, chat, ppl, logits, bench, explain, inspect.
 
-Needs only Python 3. Prints one line for a test that fails, and "N passed, N failed" at the end.
+Needs only Python 3.
 """
-import array, atexit, fcntl, json, math, os, pty, re, shutil, signal, struct, subprocess, sys, tempfile, termios, time, traceback
+import array, atexit, fcntl, json, math, os, pty, re, shutil, signal, struct, subprocess, sys, tempfile, termios, time
 from pathlib import Path
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup started the tests
+import suite
+from suite import PATIENCE, PROGRAM as SLUICE, ROOT, SHIPPED, Skip, wait_until
 
-SLUICE = os.path.abspath(sys.argv[1])
-ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("SLUICE_TEST_DATA", ROOT / "build/data"))
 REFERENCE = DATA / "reference"
-SHIPPED = ROOT / "models/stories-27m-q4_k_m.gguf"
 TINY = REFERENCE / "qwen35-dense-a/model-f32.gguf"
-TMP = Path(tempfile.mkdtemp())
-PATIENCE = 300  # for what comes at once on an idle machine
-atexit.register(shutil.rmtree, TMP, ignore_errors=True)
+TMP = suite.temporary()
 
 
 def run(*args, stdin=b"", env=None):
@@ -39,13 +35,6 @@ def bad(code, fragment, *args, **kw):
     assert len(lines) == 1 and lines[0].startswith("sluice: "), f"{args} says {err!r}, expected one line"
     assert fragment in lines[0], f"{args} says {lines[0]!r}, expected {fragment!r} in it"
     assert not out, f"{args} prints {out[:80]!r} although it fails"
-
-
-def wait_until(condition):
-    end = time.time() + PATIENCE
-    while not condition():
-        assert time.time() < end, "waited too long"
-        time.sleep(0.005)
 
 
 def processor_seconds(pid):
@@ -346,10 +335,6 @@ def test_inspect_says_whether_it_fits():
     bad(1, advice, "run", "-p", "x", "-m", *large)
     (fit,) = facts(SHIPPED, "--cache-bytes", "1000T")["fit"]
     assert not fit["fits"] and fit["would_fit"][0].startswith("--cache-bytes "), fit
-
-
-class Skip(Exception):
-    """A test that cannot go on here, and why."""
 
 
 def weights_folder():
@@ -1134,33 +1119,4 @@ def test_run_notices_a_full_device():
     assert p.returncode == 1 and b"cannot write to standard output: No space left on device" in p.stderr, p.stderr
 
 
-def is_wanted(name):
-    """By words on the command line: parts of names, or -parts of those that are left out."""
-    words = [w for w in sys.argv[2:] if not w.startswith("-")]
-    left_out = any(w[1:] in name for w in sys.argv[2:] if w.startswith("-"))
-    return name.startswith("test_") and not left_out and (not words or any(w in name for w in words))
-
-
-def main():
-    passed = failed = skipped = 0
-    for name, test in list(globals().items()):
-        if not is_wanted(name):
-            continue
-        started = sum(os.times()[:4])
-        try:
-            test()
-            passed += 1
-        except Skip as e:
-            skipped += 1
-            print(f"{name}: skipped: {e}")
-        except Exception as e:
-            failed += 1
-            line = traceback.extract_tb(e.__traceback__)[-1]
-            print(f"FAILED {name}: {e or line.line}", flush=True)
-        if os.environ.get("TIMES"):
-            print(f"{sum(os.times()[:4]) - started:6.2f} s {name}")
-    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
-    return 1 if failed else 0
-
-
-sys.exit(main())
+suite.main(globals())
