@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/arena.h"
+#include "base/array.h"
 #include "base/cpu.h"
 #include "base/err.h"
 #include "base/hash.h"
@@ -217,6 +218,34 @@ TEST(strmap_holds_many) {
     }
     EXPECT(!strmap_get(&map, STR("key.20000"), &v));
     arena_free(&arena);
+}
+
+TEST(array_grows_and_keeps_what_it_has) {
+    uint32_t *array = NULL;
+    size_t capacity = 0;
+    for (uint32_t n = 0; n < 1000; n++) {
+        EXPECT(array_grow(&array, n, &capacity, sizeof *array) && n < capacity);
+        array[n] = n;
+    }
+    for (uint32_t n = 0; n < 1000; n++)
+        EXPECT_INT(array[n], n);
+    size_t before = capacity;
+    EXPECT(array_grow(&array, capacity - 1, &capacity, sizeof *array) && capacity == before);
+    EXPECT(array_grow(&array, 5 * before, &capacity, sizeof *array) && capacity > 5 * before);
+    EXPECT_INT(array[999], 999);
+    free(array);
+}
+
+TEST(array_that_cannot_grow_stays) {
+    char *array = NULL;
+    size_t capacity = 0;
+    EXPECT(array_grow(&array, 0, &capacity, 1));
+    char *old = array;
+    size_t before = capacity;
+    EXPECT(!array_grow(&array, SIZE_MAX, &capacity, 1));
+    EXPECT(!array_grow(&array, SIZE_MAX / 4, &capacity, 8));
+    EXPECT(array == old && capacity == before);
+    free(array);
 }
 
 TEST(arena_gives_zeroed_aligned_memory_up_to_its_limit) {

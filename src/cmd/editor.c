@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/array.h"
 #include "cmd/history.h"
 #include "cmd/lines.h"
 
@@ -350,12 +351,8 @@ static unsigned char insert_pasted(EditLine *el, int unused) {
     e->is_pasting = true;
     while (matched < END && el_wgetc(el, &c) == 1 && e->stop == GOES_ON) {
         matched = c == end[matched] ? matched + 1 : c == end[0];
-        if (n + 2 > capacity) {
-            wchar_t *more = realloc(text, (capacity = 2 * capacity + 1024) * sizeof *more);
-            if (!more)
-                break;
-            text = more;
-        }
+        if (!array_grow(&text, n + 1, &capacity, sizeof *text)) /* and for the zero */
+            break;
         bool is_second = was_return && c == L'\n';
         was_return = c == L'\r';
         if (c == L'\r' || (c == L'\n' && !is_second))

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/log_sum.h"
 #include "cmd/cmd.h"
 
@@ -21,14 +22,8 @@ static void offer(struct logprob *top, uint32_t n_top, uint32_t *n, struct logpr
 int logprobs_push(struct logprobs *l, const float *logits, int32_t n, int32_t token,
                   struct err *err) {
     size_t width = 1 + l->n_top;
-    if (l->n_rows == l->capacity) {
-        size_t capacity = 2 * l->capacity + 64;
-        struct logprob *more = realloc(l->at, capacity * width * sizeof *more);
-        if (!more)
-            return err_memory(err, "the tokens' probabilities");
-        l->at = more;
-        l->capacity = capacity;
-    }
+    if (!array_grow(&l->at, l->n_rows, &l->capacity, width * sizeof *l->at))
+        return err_memory(err, "the tokens' probabilities");
     struct logprob *row = l->at + l->n_rows++ * width;
     float total = (float)log_sum_exp(logits, n);
     uint32_t n_found = 0;

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "base/arena.h"
+#include "base/array.h"
 #include "base/size.h"
 
 struct written_key {
@@ -32,7 +33,7 @@ struct gguf_writer {
     struct strmap key_map; /* their names; rebuilt, twice as large, when it is full */
     struct written_tensor *tensors;
     uint32_t n_keys, n_tensors;
-    uint32_t key_capacity, tensor_capacity;
+    size_t key_capacity, tensor_capacity;
     uint64_t header_bytes, data_bytes; /* the header without, the data with padding */
     bool has_header;                   /* is in the file: nothing can be added any more */
     uint32_t tensors_done;
@@ -71,19 +72,6 @@ void gguf_writer_abort(struct gguf_writer *w) {
     free(w->tensors);
     arena_free(&w->arena);
     free(w);
-}
-
-/* Makes room for one more element; false when memory ran out. */
-static bool grow(void **array, uint32_t count, uint32_t *capacity, size_t size) {
-    if (count < *capacity)
-        return true;
-    uint32_t wanted = *capacity ? *capacity * 2 : 64; /* GGUF_MAX_RECORDS keeps this small */
-    void *more = realloc(*array, wanted * size);
-    if (!more)
-        return false;
-    *array = more;
-    *capacity = wanted;
-    return true;
 }
 
 /* ---- keys ---- */
@@ -180,7 +168,7 @@ int gguf_write_key(struct gguf_writer *w, const struct gguf_key *key, struct err
     uint64_t size;
     struct written_key made;
     if (!value_size(key, &size) ||
-        !grow((void **)&w->keys, w->n_keys, &w->key_capacity, sizeof *w->keys))
+        !array_grow(&w->keys, w->n_keys, &w->key_capacity, sizeof *w->keys))
         return err_memory(err, "a key");
     made.size = (size_t)size;
     made.bytes = arena_alloc(&w->arena, made.size);
@@ -188,7 +176,7 @@ int gguf_write_key(struct gguf_writer *w, const struct gguf_key *key, struct err
     if (!made.bytes || !made.name.at)
         return err_memory(err, "a key");
     put_value(made.bytes, key);
-    struct written_key *old = find_key(w, key->name); /* not before grow, which moves keys */
+    struct written_key *old = find_key(w, key->name); /* not before array_grow, which moves keys */
     if (old) {
         w->header_bytes -= old->size;
         w->header_bytes += made.size;
@@ -272,7 +260,7 @@ int gguf_write_tensor(struct gguf_writer *w, struct str name, enum dtype type, c
                        w->out.path, STR_ARG(name), made.tensor.bytes, w->n_tensors);
     made.tensor.name.at = arena_strdup(&w->arena, name);
     if (!made.tensor.name.at ||
-        !grow((void **)&w->tensors, w->n_tensors, &w->tensor_capacity, sizeof *w->tensors))
+        !array_grow(&w->tensors, w->n_tensors, &w->tensor_capacity, sizeof *w->tensors))
         return err_memory(err, "a tensor's description");
     w->tensors[w->n_tensors++] = made;
     w->data_bytes = end;

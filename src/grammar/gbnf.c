@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "grammar/compile.h"
 
 enum { MAX_DEPTH = 128, MAX_RULES = 1 << 14, MAX_TEXT = 1 << 20 };
@@ -165,15 +166,9 @@ static bool read_character(struct parser *p, uint32_t *out) {
 }
 
 static bool put_character(struct parser *p, uint32_t character) {
-    if (p->n_text + 4 > p->text_capacity) {
-        size_t capacity = 2 * p->text_capacity + 64;
-        char *more = realloc(p->text, capacity);
-        if (!more) {
-            fail(p, "a literal too long for memory", "less");
-            return false;
-        }
-        p->text = more;
-        p->text_capacity = capacity;
+    if (!array_grow(&p->text, p->n_text + 3, &p->text_capacity, 1)) { /* for up to 4 bytes */
+        fail(p, "a literal too long for memory", "less");
+        return false;
     }
     p->n_text += utf8_put(character, p->text + p->n_text);
     return true;
@@ -191,18 +186,14 @@ static const struct expr *read_literal(struct parser *p) {
 
 static const struct expr *read_class(struct parser *p) {
     struct char_range *ranges = NULL;
-    uint32_t n = 0, capacity = 0;
+    uint32_t n = 0;
+    size_t capacity = 0;
     bool is_negated = skip_if(p, '^');
     while (!p->status && !is_at(p, ']')) {
         struct char_range r;
-        if (n == capacity) {
-            capacity = capacity ? 2 * capacity : 16;
-            struct char_range *more = realloc(ranges, capacity * sizeof *more);
-            if (!more) {
-                fail(p, "a class too long for memory", "less");
-                break;
-            }
-            ranges = more;
+        if (!array_grow(&ranges, n, &capacity, sizeof *ranges)) {
+            fail(p, "a class too long for memory", "less");
+            break;
         }
         if (!read_character(p, &r.first))
             break;

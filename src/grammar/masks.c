@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "grammar/parts.h"
 
 /* Parts that wait at a node, joined if their numbers of exits are of one class: below 16, 256, 4096
@@ -31,7 +32,8 @@ struct masks {
     struct waiting *waiting; /* (n_waiting) of each node of the matcher; all 0 between masks */
     uint32_t n_waiting;
     uint32_t *queue; /* (n_queue) nodes at which parts wait, as a heap: the highest first */
-    uint32_t n_queue, queue_capacity;
+    uint32_t n_queue;
+    size_t queue_capacity;
 };
 
 /* ---- open and close ----------------------------------------------------------------------- */
@@ -58,9 +60,7 @@ int masks_open(struct masks **out, const struct program *p, const struct token_t
     if (!m)
         return err_memory(err, "the masks of a grammar");
     pthread_mutex_init(&m->lock, NULL);
-    m->queue_capacity = 64;
-    m->queue = calloc(m->queue_capacity, sizeof *m->queue);
-    if (!m->queue || !dfa_open(&m->dfa, p) || !parts_open(&m->parts, &m->dfa, t)) {
+    if (!dfa_open(&m->dfa, p) || !parts_open(&m->parts, &m->dfa, t)) {
         masks_close(m);
         return err_memory(err, "the masks of a grammar");
     }
@@ -83,13 +83,8 @@ void masks_close(struct masks *m) {
 /* ---- nodes at which parts wait ------------------------------------------------------------ */
 
 static bool push_node(struct masks *m, uint32_t node) {
-    if (m->n_queue == m->queue_capacity) {
-        uint32_t *more = realloc(m->queue, 2ul * m->queue_capacity * sizeof *more);
-        if (!more)
-            return false;
-        m->queue = more;
-        m->queue_capacity *= 2;
-    }
+    if (!array_grow(&m->queue, m->n_queue, &m->queue_capacity, sizeof *m->queue))
+        return false;
     uint32_t i = m->n_queue++;
     for (; i > 0 && m->queue[(i - 1) / 2] < node; i = (i - 1) / 2)
         m->queue[i] = m->queue[(i - 1) / 2];

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/size.h"
 
 enum {
@@ -22,12 +23,11 @@ enum {
 /* ---- open and close ----------------------------------------------------------------------- */
 
 bool parts_open(struct parts *parts, struct dfa *dfa, const struct token_texts *texts) {
-    *parts = (struct parts){.dfa = dfa, .texts = texts, .capacity = 64, .rounded_capacity = 64};
+    *parts = (struct parts){.dfa = dfa, .texts = texts, .capacity = 64};
     parts->parts = calloc(parts->capacity, sizeof *parts->parts);
     parts->slots = calloc(2ul * parts->capacity, sizeof *parts->slots);
     parts->starts = calloc(texts->n_nodes + 1ul, sizeof *parts->starts);
-    parts->rounded = calloc(parts->rounded_capacity, sizeof *parts->rounded);
-    if (!parts->parts || !parts->slots || !parts->starts || !parts->rounded)
+    if (!parts->parts || !parts->slots || !parts->starts)
         return false;
     parts_reset(parts);
     return trie_walk_open(&parts->walk, dfa, texts);
@@ -160,13 +160,8 @@ static struct edge round_count(const struct program *p, struct edge e) {
 
 uint32_t parts_edges(struct parts *parts, const struct edge *edges, uint32_t n) {
     struct nodes *nodes = &parts->dfa->nodes;
-    while (n > parts->rounded_capacity) {
-        struct edge *more = realloc(parts->rounded, 2ul * parts->rounded_capacity * sizeof *more);
-        if (!more)
-            return 0;
-        parts->rounded = more;
-        parts->rounded_capacity *= 2;
-    }
+    if (!array_grow(&parts->rounded, n, &parts->rounded_capacity, sizeof *parts->rounded))
+        return 0;
     for (uint32_t i = 0; i < n; i++) {
         parts->rounded[i] = round_count(parts->dfa->p, edges[i]);
         parts->rounded[i].below = NODE_BASE;

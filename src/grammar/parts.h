@@ -37,7 +37,7 @@ struct parts {
     uint32_t *slots;      /* (2 * capacity) a hash table by `from` and `edges`, 0: free */
     uint32_t *starts;     /* (n_nodes of the trie) scratch: exits of two kinds, merged */
     struct edge *rounded; /* (rounded_capacity) scratch: edges of a node */
-    uint32_t rounded_capacity;
+    size_t rounded_capacity;
 };
 
 /* False when memory ran out; parts_close in any case. Automaton and texts are borrowed. */

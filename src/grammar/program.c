@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/size.h"
 
 enum {
@@ -97,22 +98,16 @@ static int find_facts(struct compiler *c, struct err *err) {
 
 /* A list of rules that each rule may call before it reads a byte. */
 struct edges {
-    uint32_t *at, n, capacity;
+    uint32_t *at, n;
+    size_t capacity;
     bool is_out_of_memory;
 };
 
 static void add_edge(struct edges *edges, uint32_t rule) {
-    if (edges->n == edges->capacity) {
-        uint32_t capacity = edges->capacity ? edges->capacity * 2 : 64;
-        uint32_t *more = realloc(edges->at, capacity * sizeof *more);
-        if (!more) {
-            edges->is_out_of_memory = true;
-            return;
-        }
-        edges->at = more;
-        edges->capacity = capacity;
-    }
-    edges->at[edges->n++] = rule;
+    if (array_grow(&edges->at, edges->n, &edges->capacity, sizeof *edges->at))
+        edges->at[edges->n++] = rule;
+    else
+        edges->is_out_of_memory = true;
 }
 
 static void find_left_calls(struct compiler *c, const struct expr *e, struct edges *edges) {

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/size.h"
 #include "grammar/compile.h"
 
@@ -675,15 +676,9 @@ static const struct expr *compile_ref(struct schema *s, const char *ref) {
             return expr_rule(s->b, s->refs[i].rule);
     if (!target)
         return expr_never(s->b);
-    if (s->n_refs == s->ref_capacity) {
-        uint32_t capacity = s->ref_capacity ? 2 * s->ref_capacity : 16;
-        struct ref *more = realloc(s->refs, capacity * sizeof *more);
-        if (!more) {
-            s->b->is_out_of_memory = true;
-            return expr_never(s->b);
-        }
-        s->refs = more;
-        s->ref_capacity = capacity;
+    if (!array_grow(&s->refs, s->n_refs, &s->ref_capacity, sizeof *s->refs)) {
+        s->b->is_out_of_memory = true;
+        return expr_never(s->b);
     }
     uint32_t rule = builder_rule(s->b, str_of(ref));
     s->refs[s->n_refs++] = (struct ref){target, rule};

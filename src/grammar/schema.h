@@ -21,7 +21,8 @@ struct schema {
     uint32_t depth, n_compiled, n_merged;
     uint64_t work;    /* comparisons of parts with each other */
     struct ref *refs; /* targets that have a rule */
-    uint32_t n_refs, ref_capacity;
+    uint32_t n_refs;
+    size_t ref_capacity;
     /* Rules that all schemas share; UINT32_MAX: not made yet. */
     uint32_t value, string, character, integer, number, indent;
 };

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <sys/random.h>
 
+#include "base/array.h"
 #include "base/clock.h"
 
 enum phase {
@@ -236,29 +237,18 @@ void answer_close(struct answer *a) {
 }
 
 static bool append_token(struct answer *a, int32_t token) {
-    if (a->n_tokens == a->capacity) {
-        size_t capacity = 2 * a->capacity + 64;
-        int32_t *more = realloc(a->tokens, capacity * sizeof *more);
-        if (!more)
-            return false;
-        a->tokens = more;
-        a->capacity = capacity;
-    }
-    a->tokens[a->n_tokens++] = token;
-    return true;
+    bool has_room = array_grow(&a->tokens, a->n_tokens, &a->capacity, sizeof *a->tokens);
+    if (has_room)
+        a->tokens[a->n_tokens++] = token;
+    return has_room;
 }
 
 static bool append_content_token(struct answer *a, int32_t token, struct job_logprobs *logprobs) {
-    if (a->n_content_tokens == a->content_capacity) {
-        size_t capacity = 2 * a->content_capacity + 64;
-        struct answer_token *more = realloc(a->content_tokens, capacity * sizeof *more);
-        if (!more)
-            return false;
-        a->content_tokens = more;
-        a->content_capacity = capacity;
-    }
-    a->content_tokens[a->n_content_tokens++] = (struct answer_token){token, logprobs};
-    return true;
+    bool has_room = array_grow(&a->content_tokens, a->n_content_tokens, &a->content_capacity,
+                               sizeof *a->content_tokens);
+    if (has_room)
+        a->content_tokens[a->n_content_tokens++] = (struct answer_token){token, logprobs};
+    return has_room;
 }
 
 /* Control tokens give no text, but these mean something here. So does the token that begins

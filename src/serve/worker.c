@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/clock.h"
 #include "base/log_sum.h"
 #include "base/size.h"
@@ -19,7 +20,8 @@ struct job_choice {
     double last;    /* when the last one was */
     /* With a thinking budget: what was handed out, to go on from. */
     int32_t *tokens;
-    uint32_t capacity, n_thought;
+    size_t capacity;
+    uint32_t n_thought;
     bool is_to_close;
     struct follow follow;
     struct sched_report before; /* its thinking was cut short: the report of the first part */
@@ -71,16 +73,7 @@ static void touch(struct worker *w, struct job *job) {
 /* False when memory ran out: the answer has to end. */
 static bool append(struct job *job, struct job_event event) {
     pthread_mutex_lock(&job->lock);
-    bool has_room = job->n_events < job->capacity;
-    if (!has_room) {
-        size_t capacity = 2 * job->capacity + 16;
-        struct job_event *more = realloc(job->events, capacity * sizeof *more);
-        has_room = more != NULL;
-        if (more) {
-            job->events = more;
-            job->capacity = capacity;
-        }
-    }
+    bool has_room = array_grow(&job->events, job->n_events, &job->capacity, sizeof *job->events);
     if (has_room)
         job->events[job->n_events++] = event;
     pthread_mutex_unlock(&job->lock);
@@ -156,15 +149,9 @@ static bool follow(struct job_choice *c, int32_t token) {
 /* Keeps the token, to continue from it; true when the budget is used up. */
 static bool spend_thought(struct job_choice *c, int32_t token) {
     const struct job_thinking *t = &c->job->thinking;
-    if (c->n_new >= c->capacity) {
-        uint32_t capacity = 2 * c->capacity + 64;
-        int32_t *more = realloc(c->tokens, capacity * sizeof *more);
-        if (!more) {
-            c->lacks_memory = true;
-            return false;
-        }
-        c->tokens = more;
-        c->capacity = capacity;
+    if (!array_grow(&c->tokens, c->n_new, &c->capacity, sizeof *c->tokens)) {
+        c->lacks_memory = true;
+        return false;
     }
     c->tokens[c->n_new] = token;
     return c->follow.is_thinking && c->n_thought >= t->budget && t->n_closing > 0;

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "base/array.h"
 #include "base/size.h"
 #include "text/unicode.h"
 
@@ -15,16 +16,9 @@ struct special_node {
 static int add_node(struct special *s, unsigned char byte, uint32_t *index, struct err *err) {
     if (s->n_nodes == 0)
         s->n_nodes = 1;
-    if (s->n_nodes >= s->capacity) {
-        uint32_t capacity = s->capacity ? s->capacity * 2 : 256;
-        if (s->capacity > UINT32_MAX / 2)
-            return err_memory(err, "the special tokens");
-        void *nodes = realloc(s->nodes, (size_t)capacity * sizeof *s->nodes);
-        if (!nodes)
-            return err_memory(err, "the special tokens");
-        s->nodes = nodes;
-        s->capacity = capacity;
-    }
+    if (s->n_nodes == UINT32_MAX ||
+        !array_grow(&s->nodes, s->n_nodes, &s->capacity, sizeof *s->nodes))
+        return err_memory(err, "the special tokens");
     *index = s->n_nodes++;
     s->nodes[*index] = (struct special_node){.id = -1, .byte = byte};
     return SLUICE_OK;

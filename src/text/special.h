@@ -14,7 +14,8 @@ struct special_node;
 /* A trie of token texts. Zero-initialize; special_free when done. */
 struct special {
     struct special_node *nodes;
-    uint32_t n_nodes, capacity;
+    uint32_t n_nodes;
+    size_t capacity;
     uint32_t first[256]; /* the node of each first byte; 0: none */
 };
 

@@ -121,7 +121,8 @@ struct cuda_node {
 struct cuda_recording {
     const struct plan *plan;
     struct cuda_node *nodes;
-    uint32_t n_nodes, capacity;
+    uint32_t n_nodes;
+    size_t capacity;
     CUgraphExec graph;
     CUgraphExec burst;             /* the steps of a burst; NULL: not for this plan */
     struct cuda_recording *decode; /* for steps whose segments all have one row; NULL: none */

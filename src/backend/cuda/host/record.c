@@ -10,6 +10,7 @@
 #include "backend/cuda/host/fatbins.h"
 #include "backend/cuda/ops/embed.h"
 #include "backend/cuda/ops/limits.h"
+#include "base/array.h"
 #include "base/size.h"
 
 static cuda_record_fn *const functions[] = {
@@ -138,15 +139,8 @@ uint32_t *recorder_counters(struct recorder *r, uint64_t n) {
 
 static int grow_nodes(struct recorder *r) {
     struct cuda_recording *into = r->into;
-    if (into->n_nodes < into->capacity)
-        return SLUICE_OK;
-    uint32_t capacity = into->capacity ? into->capacity * 2 : 256;
-    struct cuda_node *more = realloc(into->nodes, capacity * sizeof *more);
-    if (!more)
-        return err_memory(r->err, "a recording");
-    into->nodes = more;
-    into->capacity = capacity;
-    return SLUICE_OK;
+    bool has_room = array_grow(&into->nodes, into->n_nodes, &into->capacity, sizeof *into->nodes);
+    return has_room ? SLUICE_OK : err_memory(r->err, "a recording");
 }
 
 static const char *op_text(const struct recorder *r, char *text, size_t size) {

@@ -19,7 +19,8 @@ struct vulkan_buffer {
 
 struct vulkan_region {
     struct vulkan_buffer *list; /* by start */
-    uint32_t n, capacity;
+    uint32_t n;
+    size_t capacity;
     uint64_t bytes;
 };
 
@@ -66,7 +67,8 @@ struct vulkan_recording {
     const struct plan *plan;
     bool is_greedy; /* as in vulkan_recorder */
     struct vulkan_node *nodes;
-    uint32_t n_nodes, capacity, n_barriers;
+    uint32_t n_nodes, n_barriers;
+    size_t capacity;                    /* of nodes */
     VkCommandBuffer step, burst;        /* burst NULL: not for this plan */
     double expected, expected_of_burst; /* seconds that they usually take; 0: not known yet */
 };
@@ -116,7 +118,8 @@ struct vulkan_device {
     VkDescriptorSetLayout set_layouts[VULKAN_MAX_BINDS + 1];
     VkPipelineLayout layouts[VULKAN_MAX_BINDS + 1];
     struct vulkan_pipeline **pipelines;
-    uint32_t n_pipelines, pipeline_capacity;
+    uint32_t n_pipelines;
+    size_t pipeline_capacity;
 };
 
 struct backend {

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/vulkan/host/host.h"
+#include "base/array.h"
 #include "base/size.h"
 
 /* ---- buffers ------------------------------------------------------------------------------ */
@@ -134,14 +135,8 @@ void vulkan_free_buffer(struct backend *b, struct vulkan_buffer *buffer) {
 
 int vulkan_region_add(struct vulkan_region *r, const struct vulkan_buffer *buffer,
                       struct err *err) {
-    if (r->n == r->capacity) {
-        uint32_t capacity = r->capacity ? 2 * r->capacity : 8;
-        struct vulkan_buffer *more = realloc(r->list, capacity * sizeof *more);
-        if (!more)
-            return err_memory(err, "a list of buffers");
-        r->list = more;
-        r->capacity = capacity;
-    }
+    if (!array_grow(&r->list, r->n, &r->capacity, sizeof *r->list))
+        return err_memory(err, "a list of buffers");
     CHECK(r->n == 0 || buffer->start >= r->list[r->n - 1].start + r->list[r->n - 1].bytes);
     r->list[r->n++] = *buffer;
     r->bytes = buffer->start + buffer->bytes;

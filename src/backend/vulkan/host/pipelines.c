@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "backend/vulkan/host/host.h"
+#include "base/array.h"
 #include "base/cpu.h"
 
 /* ---- layouts ------------------------------------------------------------------------------ */
@@ -231,14 +232,8 @@ static bool is_for(const struct vulkan_pipeline *p, const struct vulkan_shader *
 
 static int note_pipeline(struct vulkan_device *d, const struct vulkan_pipeline *key,
                          struct err *err) {
-    if (d->n_pipelines == d->pipeline_capacity) {
-        uint32_t capacity = d->pipeline_capacity ? 2 * d->pipeline_capacity : 64;
-        struct vulkan_pipeline **more = realloc(d->pipelines, capacity * sizeof *more);
-        if (!more)
-            return err_memory(err, "the pipelines");
-        d->pipelines = more;
-        d->pipeline_capacity = capacity;
-    }
+    if (!array_grow(&d->pipelines, d->n_pipelines, &d->pipeline_capacity, sizeof *d->pipelines))
+        return err_memory(err, "the pipelines");
     struct vulkan_pipeline *p = malloc(sizeof *p);
     if (!p)
         return err_memory(err, "a pipeline");

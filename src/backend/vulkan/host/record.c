@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "backend/vulkan/host/host.h"
+#include "base/array.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/size.h"
@@ -182,15 +183,8 @@ struct vulkan_bind vulkan_counter_words(struct vulkan_recorder *r) {
 
 static int grow_nodes(struct vulkan_recorder *r) {
     struct vulkan_recording *into = r->into;
-    if (into->n_nodes < into->capacity)
-        return SLUICE_OK;
-    uint32_t capacity = into->capacity ? into->capacity * 2 : 256;
-    struct vulkan_node *more = realloc(into->nodes, capacity * sizeof *more);
-    if (!more)
-        return err_memory(r->err, "a recording");
-    into->nodes = more;
-    into->capacity = capacity;
-    return SLUICE_OK;
+    bool has_room = array_grow(&into->nodes, into->n_nodes, &into->capacity, sizeof *into->nodes);
+    return has_room ? SLUICE_OK : err_memory(r->err, "a recording");
 }
 
 static int check_dispatch(struct vulkan_recorder *r, const struct vulkan_dispatch *d) {
