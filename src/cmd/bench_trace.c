@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/clock.h"
 #include "base/filemap.h"
 #include "base/hash.h"
@@ -32,26 +33,14 @@ struct trace_request {
 
 struct trace {
     struct trace_request *requests;
-    uint32_t n, capacity;
+    uint32_t n;
     struct trace_part *parts;
-    uint32_t n_parts, part_capacity;
+    uint32_t n_parts;
+    size_t capacity, part_capacity;
     uint32_t longest, n_conversations;
 };
 
 /* ---- reading ------------------------------------------------------------------------------ */
-
-static bool grow(void **at, uint32_t n, uint32_t *capacity, size_t size) {
-    if (n < *capacity)
-        return true;
-    uint32_t more = *capacity ? 2 * *capacity : 1024;
-    void *bigger = realloc(*at, more * size);
-    if (!bigger)
-        return false;
-    memset((char *)bigger + *capacity * size, 0, (more - *capacity) * size);
-    *at = bigger;
-    *capacity = more;
-    return true;
-}
 
 /* A whole number up to `max` at *at, which moves on; after it comes `next`, or anything for 0. */
 static bool take_number(const char **at, uint32_t max, char next, uint32_t *out) {
@@ -89,7 +78,7 @@ static void skip_spaces(const char **at) {
 }
 
 static int read_line(struct trace *t, const char *at, struct err *err) {
-    if (!grow((void **)&t->requests, t->n, &t->capacity, sizeof *t->requests))
+    if (!array_grow(&t->requests, t->n, &t->capacity, sizeof *t->requests))
         return err_memory(err, "a trace");
     struct trace_request *r = &t->requests[t->n];
     *r = (struct trace_request){.first_part = t->n_parts};
@@ -98,7 +87,7 @@ static int read_line(struct trace *t, const char *at, struct err *err) {
         return err_set(err, SLUICE_ERR_FORMAT, "expected CONVERSATION NEW PART ...");
     for (skip_spaces(&at); *at; skip_spaces(&at)) {
         struct trace_part part;
-        if (!grow((void **)&t->parts, t->n_parts, &t->part_capacity, sizeof *t->parts))
+        if (!array_grow(&t->parts, t->n_parts, &t->part_capacity, sizeof *t->parts))
             return err_memory(err, "a trace");
         if (!take_part(t, &at, &part) || r->n_prompt + part.n > MAX_LENGTH)
             return err_set(err, SLUICE_ERR_FORMAT,
@@ -192,7 +181,8 @@ bool trace_reuse_find(const char *name, enum trace_reuse *out) {
 /* Seconds of steps. */
 struct steps {
     double *seconds; /* (n) */
-    uint32_t n, capacity;
+    uint32_t n;
+    size_t capacity;
     double longest_move; /* longest of all steps: moving to and from the tiers below, blocking the
                           * step */
 };
@@ -333,7 +323,7 @@ static double seconds_held_up(const struct replay *r) {
 /* A step, and what it took. */
 static int step_once(struct replay *r, bool *worked, struct err *err) {
     struct steps *s = &r->steps;
-    if (!grow((void **)&s->seconds, s->n, &s->capacity, sizeof *s->seconds))
+    if (!array_grow(&s->seconds, s->n, &s->capacity, sizeof *s->seconds))
         return err_memory(err, "the times of steps");
     double moving = seconds_held_up(r), started = seconds_now();
     int status = sched_step(r->sched, worked);

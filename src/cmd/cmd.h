@@ -69,9 +69,6 @@ size_t quote_one(struct str s, char out[8]);
  * Cut where `out` ends. Returns out. */
 const char *quoted(struct str s, char *out, size_t size);
 
-/* Appends; SLUICE_ERR_MEMORY when it runs out. */
-int text_append(struct text_buffer *b, const char *at, size_t length);
-
 /* "17.4 MB". Static ring of 8. */
 const char *human_bytes(uint64_t bytes);
 /* "26,798,384". Static ring of 8. */

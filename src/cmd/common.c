@@ -216,21 +216,6 @@ const char *quoted(struct str s, char *out, size_t size) {
     return out;
 }
 
-int text_append(struct text_buffer *b, const char *at, size_t length) {
-    if (b->capacity - b->len < length) {
-        size_t capacity = 2 * b->capacity + length + 256;
-        char *more = realloc(b->at, capacity);
-        if (!more)
-            return SLUICE_ERR_MEMORY;
-        b->at = more;
-        b->capacity = capacity;
-    }
-    if (length)
-        memcpy(b->at + b->len, at, length);
-    b->len += length;
-    return SLUICE_OK;
-}
-
 static char *ring(void) {
     static char text[8][32];
     static int next;

@@ -57,14 +57,8 @@ static int wake_fd = -1;
 /* ---- text --------------------------------------------------------------------------------- */
 
 static int append(struct editor *e, const char *at, size_t len, struct err *err) {
-    if (e->capacity - e->len < len) {
-        size_t capacity = 2 * e->capacity + len;
-        char *more = realloc(e->text, capacity);
-        if (!more)
-            return err_memory(err, "a message");
-        e->text = more;
-        e->capacity = capacity;
-    }
+    if (!array_grow(&e->text, e->len + len, &e->capacity, 1))
+        return err_memory(err, "a message");
     if (len > 0)
         memcpy(e->text + e->len, at, len);
     e->len += len;

@@ -217,7 +217,8 @@ static int show(void *user, const char *at, size_t length) {
     struct run *r = user;
     if (!r->common.as_json)
         return say_text(at, length);
-    return text_append(&r->kept, at, length) ? complain(EXIT_WORLD, "out of memory for a text") : 0;
+    struct err err = {0};
+    return text_buffer_add(&r->kept, at, length, &err) ? fail(&err) : 0;
 }
 
 static int see(void *user, int32_t token) {

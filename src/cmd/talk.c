@@ -115,9 +115,10 @@ static int print(struct talk *t, const char *at, size_t length) {
 
 static int show(void *user, const char *at, size_t length) {
     struct talk *t = user;
+    struct err err = {0};
     int exit = print(t, at, length);
-    if (!exit && text_append(&t->answer, at, length))
-        exit = complain(EXIT_WORLD, "out of memory for an answer");
+    if (!exit && text_buffer_add(&t->answer, at, length, &err))
+        exit = fail(&err);
     return exit;
 }
 

@@ -3,20 +3,15 @@
  * (1) `held` is empty or the beginning of a character that further bytes may complete. */
 #include <stdlib.h>
 
+#include "base/array.h"
 #include "base/size.h"
 #include "text/tokenizer.h"
 #include "text/tokenizer_make.h"
 
-static int append(struct text_buffer *b, const void *bytes, size_t len, struct err *err) {
-    if (b->capacity - b->len < len) {
-        uint64_t need;
-        bool fits = size_add(b->len, len, &need) && size_add(need, need / 2 + 64, &need);
-        char *at = fits && need <= SIZE_MAX ? realloc(b->at, need) : NULL;
-        if (!at)
-            return err_memory(err, "a text");
-        b->at = at;
-        b->capacity = need;
-    }
+int text_buffer_add(struct text_buffer *b, const void *bytes, size_t len, struct err *err) {
+    uint64_t end;
+    if (!size_add(b->len, len, &end) || !array_grow(&b->at, end, &b->capacity, 1))
+        return err_memory(err, "a text");
     if (len)
         memcpy(b->at + b->len, bytes, len);
     b->len += len;
@@ -44,7 +39,7 @@ static bool is_beginning(const unsigned char *s, unsigned n) {
 
 static int replace_held(struct detok *d, struct text_buffer *out, struct err *err) {
     d->n_held = 0;
-    return append(out, "\xEF\xBF\xBD", 3, err);
+    return text_buffer_add(out, "\xEF\xBF\xBD", 3, err);
 }
 
 static int push_byte(struct detok *d, unsigned char byte, struct text_buffer *out,
@@ -52,7 +47,7 @@ static int push_byte(struct detok *d, unsigned char byte, struct text_buffer *ou
     int status = SLUICE_OK;
     d->held[d->n_held++] = byte;
     if (utf8_length((struct str){(const char *)d->held, d->n_held}) == d->n_held) {
-        status = append(out, d->held, d->n_held, err);
+        status = text_buffer_add(out, d->held, d->n_held, err);
         d->n_held = 0;
     } else if (!is_beginning(d->held, d->n_held)) {
         bool was_alone = d->n_held == 1;
@@ -65,7 +60,7 @@ static int push_byte(struct detok *d, unsigned char byte, struct text_buffer *ou
 
 static int push_bytes(struct detok *d, struct str bytes, struct text_buffer *out, struct err *err) {
     if (d->n_held == 0 && utf8_valid(bytes))
-        return append(out, bytes.at, bytes.len, err);
+        return text_buffer_add(out, bytes.at, bytes.len, err);
     int status = SLUICE_OK;
     for (size_t i = 0; i < bytes.len && status == SLUICE_OK; i++)
         status = push_byte(d, (unsigned char)bytes.at[i], out, err);

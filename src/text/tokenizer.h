@@ -68,6 +68,7 @@ struct text_buffer {
     char *at;
     size_t len, capacity;
 };
+int text_buffer_add(struct text_buffer *b, const void *bytes, size_t len, struct err *err);
 void text_buffer_free(struct text_buffer *b);
 
 /* Streaming decoder: bytes come out as soon as they are whole characters. Bytes that can no longer
