@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/cpu.h"
 #include "base/pool.h"
 #include "cmd/cmd.h"
 #include "cmd/open.h"
@@ -236,10 +235,8 @@ int cmd_convert(int argc, char **argv) {
     const struct mixture *mixture = NULL;
     if (type && (exit = find_written_type("convert", "--type", type, &mixture)) != OPTS_GO_ON)
         return exit;
-    if ((exit = check_range("convert", "--threads", threads, 0, 1024)) != OPTS_GO_ON)
+    if ((exit = threads_check("convert", &threads)) != OPTS_GO_ON)
         return exit;
-    warn_of_threads(threads);
-    threads = threads ? threads : cpu_count();
     struct err err = {0};
     return convert(words[0], words[1], mixture, threads, !no_mtp, name, &err) ? fail(&err) : 0;
 }

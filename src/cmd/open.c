@@ -382,12 +382,21 @@ static void warn_of_context(const sluice_engine *engine) {
              choice.context, facts.context);
 }
 
-void warn_of_threads(int threads) {
+static void warn_of_threads(int threads) {
     int n = cpu_count();
     if (threads > n)
         warn("%d threads (-t) on %d processor%s that may be used: more threads than processors are "
              "slower, often many times; 0, the default, is one each",
              threads, n, n == 1 ? "" : "s");
+}
+
+int threads_check(const char *verb, int *threads) {
+    int exit = check_range(verb, "--threads", *threads, 0, 1024);
+    if (exit != OPTS_GO_ON)
+        return exit;
+    warn_of_threads(*threads);
+    *threads = *threads ? *threads : cpu_count();
+    return OPTS_GO_ON;
 }
 
 static void show_loading(void *user, uint64_t done, uint64_t total) {

@@ -79,8 +79,9 @@ enum shrink { SHRINK_NOTHING, SHRINK_PAGES, SHRINK_PAGES_AND_BATCH };
 int common_open_engine_shrunk(sluice_model *model, const struct sluice_engine_options *options,
                               bool taps, enum shrink shrink, sluice_engine **engine);
 
-/* One line on stderr if these are more threads than the processors that this process may use. */
-void warn_of_threads(int threads);
+/* Checks --threads of a verb that opens no engine, says where they are more than the processors
+ * that this process may use, and makes 0 one for each of them. OPTS_GO_ON, or the exit status. */
+int threads_check(const char *verb, int *threads);
 
 /* A whole text as tokens, without BOS; "-" is standard input. Fewer than a window of them are an
  * error. */

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/cpu.h"
 #include "base/pool.h"
 #include "cmd/cmd.h"
 #include "cmd/open.h"
@@ -272,10 +271,8 @@ int cmd_quantize(int argc, char **argv) {
         return exit;
     struct job j = {0};
     if ((exit = find_written_type("quantize", "type", words[2], &j.mixture)) != OPTS_GO_ON ||
-        (exit = check_range("quantize", "--threads", threads, 0, 1024)) != OPTS_GO_ON)
+        (exit = threads_check("quantize", &threads)) != OPTS_GO_ON)
         return exit;
-    warn_of_threads(threads);
-    threads = threads ? threads : cpu_count();
     struct err err = {0};
     struct gguf *in = NULL;
     struct imatrix *imatrix = NULL;
