@@ -11,7 +11,7 @@ time of each test.
     ...
     suite.main(globals())
 """
-import atexit, os, shutil, signal, sys, tempfile, time, traceback
+import atexit, os, shutil, signal, subprocess, sys, tempfile, time, traceback
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,6 +48,28 @@ def wait_until(condition, what="what had to come came", every=0.002):
         assert time.time() < end, f"waited {PATIENCE} s until {what}"
         time.sleep(every)
 
+
+# ---- the program -----------------------------------------------------------------------------------
+
+def run(*args, stdin=b"", env=None, stdout=subprocess.PIPE):
+    """Runs the program with these arguments: exit status, standard output, standard error. stdin: bytes, or a file."""
+    given = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
+    p = subprocess.run([PROGRAM, *map(str, args)], **given, stdout=stdout, stderr=subprocess.PIPE,
+                       env={**os.environ, **(env or {})}, timeout=PATIENCE)
+    return p.returncode, p.stdout or b"", p.stderr.decode()
+
+
+def bad(code, fragment, *args, **kw):
+    """The program exits with that code and says one line, with that fragment in it."""
+    got, out, err = run(*args, **kw)
+    assert got == code, f"{args} exits {got}, expected {code}: {err.strip()}"
+    lines = err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("sluice: "), f"{args} says {err!r}, expected one line"
+    assert fragment in lines[0], f"{args} says {lines[0]!r}, expected {fragment!r} in it"
+    assert not out, f"{args} prints {out[:80]!r} although it fails"
+
+
+# ---- the tests -------------------------------------------------------------------------------------
 
 def is_wanted(name):
     return (not WORDS or any(w in name for w in WORDS)) and not any(w in name for w in LEFT_OUT)

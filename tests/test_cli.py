@@ -7,7 +7,7 @@ import fcntl, json, math, os, re, shutil, signal, socket, stat, struct, subproce
 from pathlib import Path
 
 import suite
-from suite import PATIENCE, PROGRAM as SLUICE, ROOT, SHIPPED, wait_until
+from suite import PATIENCE, PROGRAM as SLUICE, ROOT, SHIPPED, bad, run, wait_until
 
 DATA = Path(os.environ.get("SLUICE_TEST_DATA", ROOT / "build/data"))
 REFERENCE = DATA / "reference"
@@ -16,27 +16,10 @@ FOLDERS = ["qwen35-dense-a", "qwen35-dense-b", "qwen35-moe-a", "llama-a", "llama
 FOLDERS = [name for name in FOLDERS if (REFERENCE / name).is_dir()]  # another copy may lack some
 
 
-def run(*args, stdin=b"", env=None, stdout=subprocess.PIPE):
-    given = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
-    p = subprocess.run([SLUICE, *map(str, args)], **given, stdout=stdout, stderr=subprocess.PIPE,
-                       env={**os.environ, **(env or {})}, timeout=300)
-    return p.returncode, p.stdout or b"", p.stderr.decode()
-
-
 def good(*args, **kw):
     code, out, err = run(*args, **kw)
     assert code == 0, f"{args} exits {code}: {err.strip()}"
     return out
-
-
-def bad(code, fragment, *args, **kw):
-    """The program exits with that code and says one line, with that fragment in it."""
-    got, out, err = run(*args, **kw)
-    assert got == code, f"{args} exits {got}, expected {code}: {err.strip()}"
-    lines = err.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("sluice: "), f"{args} says {err!r}, expected one line"
-    assert fragment in lines[0], f"{args} says {lines[0]!r}, expected {fragment!r} in it"
-    assert not out, f"{args} prints {out[:80]!r} although it fails"
 
 
 def inspect(path):

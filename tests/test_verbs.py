@@ -7,7 +7,7 @@ import array, atexit, fcntl, json, math, os, pty, re, shutil, signal, struct, su
 from pathlib import Path
 
 import suite
-from suite import PATIENCE, PROGRAM as SLUICE, ROOT, SHIPPED, Skip, wait_until
+from suite import PATIENCE, PROGRAM as SLUICE, ROOT, SHIPPED, Skip, bad, run, wait_until
 
 DATA = Path(os.environ.get("SLUICE_TEST_DATA", ROOT / "build/data"))
 REFERENCE = DATA / "reference"
@@ -15,26 +15,10 @@ TINY = REFERENCE / "qwen35-dense-a/model-f32.gguf"
 TMP = suite.temporary()
 
 
-def run(*args, stdin=b"", env=None):
-    p = subprocess.run([SLUICE, *map(str, args)], input=stdin, stdout=subprocess.PIPE,
-                       stderr=subprocess.PIPE, env={**os.environ, **(env or {})}, timeout=300)
-    return p.returncode, p.stdout, p.stderr.decode()
-
-
 def good(*args, **kw):
     code, out, err = run(*args, **kw)
     assert code == 0, f"{args} exits {code}: {err.strip()}"
     return out, err
-
-
-def bad(code, fragment, *args, **kw):
-    """The program exits with that code and says one line, with that fragment in it."""
-    got, out, err = run(*args, **kw)
-    assert got == code, f"{args} exits {got}, expected {code}: {err.strip()}"
-    lines = err.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("sluice: "), f"{args} says {err!r}, expected one line"
-    assert fragment in lines[0], f"{args} says {lines[0]!r}, expected {fragment!r} in it"
-    assert not out, f"{args} prints {out[:80]!r} although it fails"
 
 
 def processor_seconds(pid):
