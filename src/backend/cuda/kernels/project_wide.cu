@@ -458,27 +458,14 @@ struct whole_tile {
             f[i] = factors ? load_factor(p, (const float2 *)factors + 4 * i) : make_float2(1, 1);
         float was[ROWS / 2];
         if (EPILOGUE == EPILOGUE_ADD)
-#pragma unroll
-            for (int i = 0; i < ROWS / 2; i++)
-                was[i] = __ldcg(out + (uint64_t)p.out_stride * (i / 4 * 8 + i % 2) + i % 4 / 2 * 8);
+            load_values<ROWS>(p, out, was);
 #pragma unroll
         for (int i = 0; i < ROWS / 2; i++) {
             v[i] = __fmul_rn(v[i], i % 2 ? f[i / 4].y : f[i / 4].x);
             if (EPILOGUE == EPILOGUE_ADD)
                 v[i] = __fadd_rn(was[i], v[i]);
         }
-#pragma unroll
-        for (int i = 0; i < ROWS / 8; i++) {
-            float *next = out + p.out_stride;
-            if (EPILOGUE == EPILOGUE_SWIGLU) {
-                out[0] = swiglu(v[4 * i], v[4 * i + 2]);
-                next[0] = swiglu(v[4 * i + 1], v[4 * i + 3]);
-            } else {
-                out[0] = v[4 * i], next[0] = v[4 * i + 1];
-                out[8] = v[4 * i + 2], next[8] = v[4 * i + 3];
-            }
-            out += (uint64_t)p.out_stride * 8;
-        }
+        store_values<ROWS, EPILOGUE>(p, v, out);
     }
 };
 

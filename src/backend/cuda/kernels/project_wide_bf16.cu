@@ -305,25 +305,12 @@ struct whole_tile {
         }
         if (EPILOGUE == EPILOGUE_ADD) {
             float was[ROWS / 2];
-#pragma unroll
-            for (int i = 0; i < ROWS / 2; i++)
-                was[i] = __ldcg(out + (uint64_t)p.out_stride * (i / 4 * 8 + i % 2) + i % 4 / 2 * 8);
+            load_values<ROWS>(p, out, was);
 #pragma unroll
             for (int i = 0; i < ROWS / 2; i++)
                 v[i] = __fadd_rn(was[i], v[i]);
         }
-#pragma unroll
-        for (int i = 0; i < ROWS / 8; i++) {
-            float *next = out + p.out_stride;
-            if (EPILOGUE == EPILOGUE_SWIGLU) {
-                out[0] = swiglu(v[4 * i], v[4 * i + 2]);
-                next[0] = swiglu(v[4 * i + 1], v[4 * i + 3]);
-            } else {
-                out[0] = v[4 * i], next[0] = v[4 * i + 1];
-                out[8] = v[4 * i + 2], next[8] = v[4 * i + 3];
-            }
-            out += (uint64_t)p.out_stride * 8;
-        }
+        store_values<ROWS, EPILOGUE>(p, v, out);
     }
 };
 

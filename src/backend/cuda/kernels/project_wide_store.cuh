@@ -54,6 +54,33 @@ store_part(const PARAMS &p, const struct project_segment &s, const float (&v)[RO
     }
 }
 
+/* A thread's values of a tile all of which exists: those that EPILOGUE_ADD adds to, and the
+ * results. */
+template <int ROWS, class PARAMS>
+static __device__ __forceinline__ void load_values(const PARAMS &p, const float *out,
+                                                   float (&was)[ROWS / 2]) {
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++)
+        was[i] = __ldcg(out + (uint64_t)p.out_stride * (i / 4 * 8 + i % 2) + i % 4 / 2 * 8);
+}
+
+template <int ROWS, int EPILOGUE, class PARAMS>
+static __device__ __forceinline__ void store_values(const PARAMS &p, const float (&v)[ROWS / 2],
+                                                    float *out) {
+#pragma unroll
+    for (int i = 0; i < ROWS / 8; i++) {
+        float *next = out + p.out_stride;
+        if (EPILOGUE == EPILOGUE_SWIGLU) {
+            out[0] = swiglu(v[4 * i], v[4 * i + 2]);
+            next[0] = swiglu(v[4 * i + 1], v[4 * i + 3]);
+        } else {
+            out[0] = v[4 * i], next[0] = v[4 * i + 1];
+            out[8] = v[4 * i + 2], next[8] = v[4 * i + 3];
+        }
+        out += (uint64_t)p.out_stride * 8;
+    }
+}
+
 /* Rows `first` ... of tile t. WHOLE stores one all of which exists, without biases: kernels have
  * their own, since one for both changes the machine code. */
 template <int ROWS, class WHOLE, class PARAMS, class TILE>
