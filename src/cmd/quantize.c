@@ -241,6 +241,43 @@ static void report(const struct job *j, const char *path, const char *replaced, 
             j->n_quantized);
 }
 
+/* Opens what is read, none of which may be written. */
+static int open_inputs(const char *from, const char *output, const char *imatrix_path,
+                       struct gguf **in, struct imatrix **imatrix, struct err *err) {
+    int status = gguf_open(in, from, err);
+    if (!status)
+        status = filemap_protect((*in)->parts, (*in)->n_parts, output, err);
+    if (!status && imatrix_path)
+        status = imatrix_open(imatrix, imatrix_path, err);
+    if (!status && imatrix_path)
+        status = filemap_protect_path(imatrix_path, output, err);
+    return status;
+}
+
+/* The job has its mixture and the path of the importance matrix. */
+static int quantize(struct job *j, const char *from, const char *to, int threads, struct err *err) {
+    struct gguf *in = NULL;
+    struct imatrix *imatrix = NULL;
+    double started = seconds_now();
+    const char *replaced = output_replaces(to), *path = output_path(to);
+    int status = open_inputs(from, path, j->imatrix_path, &in, &imatrix, err);
+    j->in = in;
+    j->imatrix = imatrix;
+    if (!status)
+        status = choose_types(j, err);
+    if (!status)
+        status = pool_open(&j->pool, threads, err);
+    if (!status)
+        status = write_file(j, path, err);
+    if (!status)
+        report(j, to, replaced, seconds_now() - started);
+    pool_close(j->pool);
+    free(j->types);
+    imatrix_close(imatrix);
+    gguf_close(in);
+    return status;
+}
+
 int cmd_quantize(int argc, char **argv) {
     int threads = 0;
     const char *imatrix_path = NULL;
@@ -269,36 +306,10 @@ int cmd_quantize(int argc, char **argv) {
         exit = output_check_binary("quantize", words[1]);
     if (exit != OPTS_GO_ON)
         return exit;
-    struct job j = {0};
+    struct job j = {.imatrix_path = imatrix_path};
+    struct err err = {0};
     if ((exit = find_written_type("quantize", "type", words[2], &j.mixture)) != OPTS_GO_ON ||
         (exit = threads_check("quantize", &threads)) != OPTS_GO_ON)
         return exit;
-    struct err err = {0};
-    struct gguf *in = NULL;
-    struct imatrix *imatrix = NULL;
-    double started = seconds_now();
-    int status = gguf_open(&in, words[0], &err);
-    j.in = in;
-    if (!status)
-        status = filemap_protect(in->parts, in->n_parts, output_path(words[1]), &err);
-    if (!status && imatrix_path)
-        status = imatrix_open(&imatrix, imatrix_path, &err);
-    if (!status && imatrix_path)
-        status = filemap_protect_path(imatrix_path, output_path(words[1]), &err);
-    j.imatrix = imatrix;
-    j.imatrix_path = imatrix_path;
-    if (!status)
-        status = choose_types(&j, &err);
-    if (!status)
-        status = pool_open(&j.pool, threads, &err);
-    const char *replaced = output_replaces(words[1]);
-    if (!status)
-        status = write_file(&j, output_path(words[1]), &err);
-    if (!status)
-        report(&j, words[1], replaced, seconds_now() - started);
-    pool_close(j.pool);
-    free(j.types);
-    imatrix_close(imatrix);
-    gguf_close(in);
-    return status ? fail(&err) : 0;
+    return quantize(&j, words[0], words[1], threads, &err) ? fail(&err) : 0;
 }
