@@ -37,7 +37,7 @@ struct dfa_state {
     uint32_t n;
     uint32_t after_plain; /* where any plain character leads; DFA_UNKNOWN: not computed yet */
     uint32_t rounds_left; /* see dfa_plain.c; DFA_NOT_COUNTED: not computed yet */
-    uint32_t part;        /* the part that begins here (parts.h); 0: none yet */
+    uint32_t part;        /* the part that begins here (mask_parts.h); 0: none yet */
     uint64_t hash;
     bool may_end;
 };

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "base/array.h"
-#include "grammar/parts.h"
+#include "grammar/mask_parts.h"
 
 /* Parts that wait at a node, joined if their numbers of exits are of one class: below 16, 256, 4096
  * and 65536, and more. */
@@ -26,7 +26,7 @@ struct masks {
     atomic_size_t bytes; /* of all that follows */
     pthread_mutex_t lock;
     struct dfa dfa;
-    struct parts parts;
+    struct mask_parts parts;
     uint32_t n_masks; /* so far, to tell them apart */
     /* Of the mask that is made. */
     struct waiting *waiting; /* (n_waiting) of each node of the matcher; all 0 between masks */
@@ -40,7 +40,7 @@ struct masks {
 
 /* Of the large tables. */
 static void count_bytes(struct masks *m) {
-    m->bytes = sizeof *m + dfa_bytes(&m->dfa) + parts_bytes(&m->parts);
+    m->bytes = sizeof *m + dfa_bytes(&m->dfa) + mask_parts_bytes(&m->parts);
 }
 
 size_t masks_bytes(const struct masks *m) {
@@ -49,7 +49,7 @@ size_t masks_bytes(const struct masks *m) {
 
 /* Drops everything that was computed. */
 static bool reset(struct masks *m) {
-    parts_reset(&m->parts);
+    mask_parts_reset(&m->parts);
     return dfa_reset(&m->dfa);
 }
 
@@ -60,7 +60,7 @@ int masks_open(struct masks **out, const struct program *p, const struct token_t
     if (!m)
         return err_memory(err, "the masks of a grammar");
     pthread_mutex_init(&m->lock, NULL);
-    if (!dfa_open(&m->dfa, p) || !parts_open(&m->parts, &m->dfa, t)) {
+    if (!dfa_open(&m->dfa, p) || !mask_parts_open(&m->parts, &m->dfa, t)) {
         masks_close(m);
         return err_memory(err, "the masks of a grammar");
     }
@@ -74,7 +74,7 @@ void masks_close(struct masks *m) {
         return;
     pthread_mutex_destroy(&m->lock);
     dfa_close(&m->dfa);
-    parts_close(&m->parts);
+    mask_parts_close(&m->parts);
     free(m->waiting);
     free(m->queue);
     free(m);
@@ -136,16 +136,16 @@ static bool add_part(struct masks *m, uint32_t part, uint32_t node, uint32_t *ma
     if (part == 0)
         return false;
     if (m->parts.parts[part].last_mask != m->n_masks)
-        parts_add_tokens(&m->parts, part, mask);
+        mask_parts_add_tokens(&m->parts, part, mask);
     m->parts.parts[part].last_mask = m->n_masks;
-    uint32_t n_exits = parts_count_exits(&m->parts, part);
+    uint32_t n_exits = mask_parts_count_exits(&m->parts, part);
     if (node == NODE_BASE || n_exits == 0)
         return true;
     struct waiting *w = &m->waiting[node];
     uint32_t *at = &w->parts[class_of(n_exits)];
     if (is_empty(w) && !push_node(m, node)) /* first: on failure add_all clears what is queued */
         return false;
-    *at = *at ? parts_join(&m->parts, *at, part) : part;
+    *at = *at ? mask_parts_join(&m->parts, *at, part) : part;
     return *at;
 }
 
@@ -159,11 +159,11 @@ static bool continue_below(struct masks *m, const struct nodes *nodes, uint32_t 
         const struct edge *first = nodes->edges + i;
         for (same = i + 1; same < end && nodes->edges[same].below == first->below;)
             same++;
-        uint32_t edges = parts_edges(&m->parts, first, same - i);
+        uint32_t edges = mask_parts_edges(&m->parts, first, same - i);
         is_ok = edges;
         for (uint32_t k = 0; k < N_CLASSES && is_ok; k++)
             is_ok = !w.parts[k] ||
-                    add_part(m, parts_next(&m->parts, w.parts[k], edges), first->below, mask);
+                    add_part(m, mask_parts_next(&m->parts, w.parts[k], edges), first->below, mask);
     }
     return is_ok;
 }
@@ -178,8 +178,8 @@ static bool add_all(struct masks *m, const struct thread *threads, uint32_t n,
         for (same = i + 1; same < n && threads[same].node == threads[i].node;)
             same++;
         uint32_t state = dfa_state_of(&m->dfa, threads + i, same - i);
-        is_ok =
-            state > DFA_DEAD && add_part(m, parts_first(&m->parts, state), threads[i].node, mask);
+        is_ok = state > DFA_DEAD &&
+                add_part(m, mask_parts_first(&m->parts, state), threads[i].node, mask);
     }
     while (is_ok && m->n_queue)
         is_ok = continue_below(m, nodes, mask);
@@ -189,7 +189,7 @@ static bool add_all(struct masks *m, const struct thread *threads, uint32_t n,
 }
 
 static bool is_large(const struct masks *m) {
-    return dfa_is_large(&m->dfa) || parts_are_large(&m->parts);
+    return dfa_is_large(&m->dfa) || mask_parts_are_large(&m->parts);
 }
 
 enum fault masks_add(struct masks *m, const struct thread *threads, uint32_t n,

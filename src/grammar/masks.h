@@ -1,10 +1,10 @@
 /* masks.h - masks of tokens by the threads of a matcher, computed on first use and cached.
  *
- *   masks.c       from the top of the matcher's stack down: which parts a mask consists of
- *   parts.h       parts of masks, each computed once and shared by all stacks that begin alike
- *   trie_walk.h   a part is a walk of the vocabulary's trie with an automaton
- *   dfa.h         the automaton: states are sets of threads, built lazily
- *   dfa_plain.c   states that read any plain text, so that these texts need no walk
+ *   masks.c        from the top of the matcher's stack down: which parts a mask consists of
+ *   mask_parts.h   parts of masks, each computed once and shared by all stacks that begin alike
+ *   trie_walk.h    a part is a walk of the vocabulary's trie with an automaton
+ *   dfa.h          the automaton: states are sets of threads, built lazily
+ *   dfa_plain.c    states that read any plain text, so that these texts need no walk
  *
  * Loop counts are rounded to share masks: with 8 or more rounds left, a token may use no more than
  * the largest power of two of them. Masks may then lack a token that would just fit, but never have

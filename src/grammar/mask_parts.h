@@ -1,4 +1,4 @@
-/* parts.h - masks in parts, each computed once.
+/* mask_parts.h - masks in parts, each computed once.
  *
  * The first part of a mask is what a state alone allows: the tokens that a walk of the trie
  * (trie_walk.h) finds, and its exits. The next part walks on from these exits with what an edge of
@@ -6,16 +6,16 @@
  * on the edges down to it, not on what is below them, so all stacks that begin alike share it: the
  * inside of a string is walked once, not once per property.
  *
- * Edges are a node of the automaton's own (parts_edges), which leads to NODE_BASE.
+ * Edges are a node of the automaton's own (mask_parts_edges), which leads to NODE_BASE.
  *
- * (1) Parts are only added, until parts_reset drops all, with the states and edges they are of.
+ * (1) Parts are only added, until mask_parts_reset drops all; dfa_reset goes with it.
  * (2) Numbers of parts are 1 and up; 0: there was no room, or a fault (dfa_is_cut). */
-#ifndef GRAMMAR_PARTS_H
-#define GRAMMAR_PARTS_H
+#ifndef GRAMMAR_MASK_PARTS_H
+#define GRAMMAR_MASK_PARTS_H
 
 #include "grammar/trie_walk.h"
 
-struct part {
+struct mask_part {
     uint32_t *bits;  /* (n_words) the tokens as a mask; NULL: they are few */
     int32_t *tokens; /* (n_tokens) then */
     uint32_t *exits; /* (n_exits) nodes of the trie, ascending */
@@ -27,12 +27,12 @@ struct part {
     uint32_t last_mask;   /* the last that it was added to (masks.c) */
 };
 
-struct parts {
+struct mask_parts {
     struct dfa *dfa;
     const struct token_texts *texts;
     struct trie_walk walk;
-    struct arena arena; /* of what parts have */
-    struct part *parts; /* (capacity) */
+    struct arena arena;      /* of what parts have */
+    struct mask_part *parts; /* (capacity) */
     uint32_t n, capacity;
     uint32_t *slots;      /* (2 * capacity) a hash table by `from` and `edges`, 0: free */
     uint32_t *starts;     /* (n_nodes of the trie) scratch: exits of two kinds, merged */
@@ -40,24 +40,25 @@ struct parts {
     size_t rounded_capacity;
 };
 
-/* False when memory ran out; parts_close in any case. Automaton and texts are borrowed. */
-bool parts_open(struct parts *parts, struct dfa *dfa, const struct token_texts *texts);
-void parts_close(struct parts *parts);
-void parts_reset(struct parts *parts);
-bool parts_are_large(const struct parts *parts); /* they should be reset before more are added */
-size_t parts_bytes(const struct parts *parts);
+/* False when memory ran out; mask_parts_close in any case. Automaton and texts are borrowed. */
+bool mask_parts_open(struct mask_parts *parts, struct dfa *dfa, const struct token_texts *texts);
+void mask_parts_close(struct mask_parts *parts);
+void mask_parts_reset(struct mask_parts *parts);
+bool mask_parts_are_large(
+    const struct mask_parts *parts); /* they should be reset before more are added */
+size_t mask_parts_bytes(const struct mask_parts *parts);
 
 /* What a state allows. */
-uint32_t parts_first(struct parts *parts, uint32_t state);
+uint32_t mask_parts_first(struct mask_parts *parts, uint32_t state);
 /* What the edges allow after a part. */
-uint32_t parts_next(struct parts *parts, uint32_t part, uint32_t edges);
+uint32_t mask_parts_next(struct mask_parts *parts, uint32_t part, uint32_t edges);
 /* A part with the exits of both and no tokens, or one of the two if it has all exits. */
-uint32_t parts_join(struct parts *parts, uint32_t a, uint32_t b);
+uint32_t mask_parts_join(struct mask_parts *parts, uint32_t a, uint32_t b);
 
 /* Edges of a stack that lead to the same node, as a node of the automaton's; 0: a fault. */
-uint32_t parts_edges(struct parts *parts, const struct edge *edges, uint32_t n);
+uint32_t mask_parts_edges(struct mask_parts *parts, const struct edge *edges, uint32_t n);
 
-uint32_t parts_count_exits(const struct parts *parts, uint32_t part);
-void parts_add_tokens(const struct parts *parts, uint32_t part, uint32_t *mask);
+uint32_t mask_parts_count_exits(const struct mask_parts *parts, uint32_t part);
+void mask_parts_add_tokens(const struct mask_parts *parts, uint32_t part, uint32_t *mask);
 
 #endif

@@ -1,10 +1,10 @@
-/* parts.c - parts of masks, found by where they continue from, and made by a walk.
+/* mask_parts.c - parts of masks, found by where they continue from, and made by a walk.
  *
  * Two things keep parts few and walks short. The counts of loops are rounded where many rounds are
  * left, so that counts that differ share a part. And where a state reads plain texts of a known
  * length, these are taken from the vocabulary's masks of plain texts, and only the others are
  * walked. */
-#include "grammar/parts.h"
+#include "grammar/mask_parts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,18 +22,18 @@ enum {
 
 /* ---- open and close ----------------------------------------------------------------------- */
 
-bool parts_open(struct parts *parts, struct dfa *dfa, const struct token_texts *texts) {
-    *parts = (struct parts){.dfa = dfa, .texts = texts, .capacity = 64};
+bool mask_parts_open(struct mask_parts *parts, struct dfa *dfa, const struct token_texts *texts) {
+    *parts = (struct mask_parts){.dfa = dfa, .texts = texts, .capacity = 64};
     parts->parts = calloc(parts->capacity, sizeof *parts->parts);
     parts->slots = calloc(2ul * parts->capacity, sizeof *parts->slots);
     parts->starts = calloc(texts->n_nodes + 1ul, sizeof *parts->starts);
     if (!parts->parts || !parts->slots || !parts->starts)
         return false;
-    parts_reset(parts);
+    mask_parts_reset(parts);
     return trie_walk_open(&parts->walk, dfa, texts);
 }
 
-void parts_close(struct parts *parts) {
+void mask_parts_close(struct mask_parts *parts) {
     trie_walk_close(&parts->walk);
     arena_free(&parts->arena);
     free(parts->parts);
@@ -42,17 +42,17 @@ void parts_close(struct parts *parts) {
     free(parts->rounded);
 }
 
-void parts_reset(struct parts *parts) {
+void mask_parts_reset(struct mask_parts *parts) {
     arena_free(&parts->arena);
     memset(parts->slots, 0, 2ul * parts->capacity * sizeof *parts->slots);
     parts->n = 1;
 }
 
-bool parts_are_large(const struct parts *parts) {
+bool mask_parts_are_large(const struct mask_parts *parts) {
     return parts->arena.used > MAX_BYTES;
 }
 
-size_t parts_bytes(const struct parts *parts) {
+size_t mask_parts_bytes(const struct mask_parts *parts) {
     const struct trie_walk *w = &parts->walk;
     return parts->arena.used + parts->capacity * (sizeof *parts->parts + 2 * sizeof *parts->slots) +
            (size_t)parts->texts->n_tokens * sizeof *w->tokens +
@@ -62,22 +62,22 @@ size_t parts_bytes(const struct parts *parts) {
 /* ---- the table ---------------------------------------------------------------------------- */
 
 /* Where the part with these edges after another is, or goes. */
-static uint32_t *slot_of(const struct parts *parts, uint32_t from, uint32_t edges) {
+static uint32_t *slot_of(const struct mask_parts *parts, uint32_t from, uint32_t edges) {
     uint32_t last = 2 * parts->capacity - 1;
     uint64_t hash = (from * UINT64_C(0x9E3779B97F4A7C15) ^ edges) * UINT64_C(0xBF58476D1CE4E5B9);
     uint32_t i = (uint32_t)(hash >> 32) & last;
     for (; parts->slots[i]; i = (i + 1) & last) {
-        const struct part *p = &parts->parts[parts->slots[i]];
+        const struct mask_part *p = &parts->parts[parts->slots[i]];
         if (p->from == from && p->edges == edges)
             break;
     }
     return &parts->slots[i];
 }
 
-static bool grow(struct parts *parts) {
+static bool grow(struct mask_parts *parts) {
     if (parts->n < parts->capacity)
         return true;
-    struct part *more = realloc(parts->parts, 2ul * parts->capacity * sizeof *more);
+    struct mask_part *more = realloc(parts->parts, 2ul * parts->capacity * sizeof *more);
     if (!more)
         return false;
     parts->parts = more;
@@ -93,7 +93,7 @@ static bool grow(struct parts *parts) {
     return true;
 }
 
-static void *copy(struct parts *parts, const void *from, size_t bytes) {
+static void *copy(struct mask_parts *parts, const void *from, size_t bytes) {
     void *to = arena_alloc(&parts->arena, bytes);
     if (to && bytes)
         memcpy(to, from, bytes);
@@ -101,7 +101,7 @@ static void *copy(struct parts *parts, const void *from, size_t bytes) {
 }
 
 /* A mask of what the walks found and of the texts of up to n_plain plain characters. */
-static uint32_t *make_bits(struct parts *parts, uint32_t n_plain) {
+static uint32_t *make_bits(struct mask_parts *parts, uint32_t n_plain) {
     const struct trie_walk *w = &parts->walk;
     uint32_t *bits = arena_array(&parts->arena, parts->texts->n_words, sizeof *bits);
     if (bits)
@@ -113,9 +113,9 @@ static uint32_t *make_bits(struct parts *parts, uint32_t n_plain) {
 
 /* Makes a part of what the walks found and of all texts of up to n_plain plain characters; 0 when
  * memory ran out. */
-static uint32_t add_part(struct parts *parts, uint32_t n_plain) {
+static uint32_t add_part(struct mask_parts *parts, uint32_t n_plain) {
     const struct trie_walk *w = &parts->walk;
-    struct part part = {.n_tokens = w->n_found, .n_exits = w->n_exits};
+    struct mask_part part = {.n_tokens = w->n_found, .n_exits = w->n_exits};
     part.exits = copy(parts, w->exits, w->n_exits * sizeof *w->exits);
     if (w->n_found < (n_plain ? FEW_TOKENS : parts->texts->n_words)) {
         part.tokens = copy(parts, w->tokens, w->n_found * sizeof *w->tokens);
@@ -130,7 +130,8 @@ static uint32_t add_part(struct parts *parts, uint32_t n_plain) {
 }
 
 /* The same after another part. */
-static uint32_t add_child(struct parts *parts, uint32_t from, uint32_t edges, uint32_t n_plain) {
+static uint32_t add_child(struct mask_parts *parts, uint32_t from, uint32_t edges,
+                          uint32_t n_plain) {
     uint32_t child = add_part(parts, n_plain);
     if (!child)
         return 0;
@@ -158,7 +159,7 @@ static struct edge round_count(const struct program *p, struct edge e) {
     return e;
 }
 
-uint32_t parts_edges(struct parts *parts, const struct edge *edges, uint32_t n) {
+uint32_t mask_parts_edges(struct mask_parts *parts, const struct edge *edges, uint32_t n) {
     struct nodes *nodes = &parts->dfa->nodes;
     if (!array_grow(&parts->rounded, n, &parts->rounded_capacity, sizeof *parts->rounded))
         return 0;
@@ -173,7 +174,7 @@ uint32_t parts_edges(struct parts *parts, const struct edge *edges, uint32_t n) 
 
 /* ---- making parts ------------------------------------------------------------------------- */
 
-uint32_t parts_first(struct parts *parts, uint32_t state) {
+uint32_t mask_parts_first(struct mask_parts *parts, uint32_t state) {
     static const uint32_t root[] = {0};
     struct dfa *d = parts->dfa;
     if (d->states[state].part)
@@ -207,14 +208,14 @@ static uint32_t merge_lists(const uint32_t *a, uint32_t n_a, const uint32_t *b, 
 
 /* Where every plain character is an exit and the state after the edges reads n more, the texts of
  * up to n + 1 fit, and are not walked. */
-uint32_t parts_next(struct parts *parts, uint32_t part, uint32_t edges) {
+uint32_t mask_parts_next(struct mask_parts *parts, uint32_t part, uint32_t edges) {
     struct dfa *d = parts->dfa;
     const struct token_texts *t = parts->texts;
     uint32_t child = *slot_of(parts, part, edges);
     if (child)
         return child;
     uint32_t state = dfa_state_after(d, edges), n = 0, end = DFA_UNKNOWN;
-    const struct part *from = &parts->parts[part];
+    const struct mask_part *from = &parts->parts[part];
     if (state > DFA_DEAD && from->has_char_exits && !d->states[state].may_end)
         n = dfa_count_plain(d, state, TEXT_MAX_CHARS - 1, &end);
     bool is_counted = n >= TEXT_MAX_PLAIN - 1 || end == DFA_DEAD;
@@ -232,14 +233,14 @@ uint32_t parts_next(struct parts *parts, uint32_t part, uint32_t edges) {
     return add_child(parts, part, edges, is_counted ? n + 1 : 0);
 }
 
-uint32_t parts_join(struct parts *parts, uint32_t a, uint32_t b) {
+uint32_t mask_parts_join(struct mask_parts *parts, uint32_t a, uint32_t b) {
     struct trie_walk *w = &parts->walk;
     if (a == b)
         return a;
     uint32_t both = *slot_of(parts, a, JOINED | b);
     if (both)
         return parts->parts[both].same ? parts->parts[both].same : both;
-    const struct part *x = &parts->parts[a], *y = &parts->parts[b];
+    const struct mask_part *x = &parts->parts[a], *y = &parts->parts[b];
     bool has_char_exits = x->has_char_exits || y->has_char_exits;
     trie_walk_clear(w);
     w->n_exits = merge_lists(x->exits, x->n_exits, y->exits, y->n_exits, w->exits);
@@ -259,13 +260,13 @@ uint32_t parts_join(struct parts *parts, uint32_t a, uint32_t b) {
 
 /* ---- using them --------------------------------------------------------------------------- */
 
-uint32_t parts_count_exits(const struct parts *parts, uint32_t part) {
-    const struct part *p = &parts->parts[part];
+uint32_t mask_parts_count_exits(const struct mask_parts *parts, uint32_t part) {
+    const struct mask_part *p = &parts->parts[part];
     return p->n_exits + (p->has_char_exits ? parts->texts->n_char_nodes : 0);
 }
 
-void parts_add_tokens(const struct parts *parts, uint32_t part, uint32_t *mask) {
-    const struct part *p = &parts->parts[part];
+void mask_parts_add_tokens(const struct mask_parts *parts, uint32_t part, uint32_t *mask) {
+    const struct mask_part *p = &parts->parts[part];
     const struct token_texts *t = parts->texts;
     nodes_work(&parts->dfa->nodes, (p->bits || p->n_plain ? t->n_words : p->n_tokens) / 64);
     if (p->n_plain)
