@@ -7,7 +7,7 @@
 #include "serve/follow.h"
 #include "serve/tool_prompt.h"
 
-struct ids {
+struct token_list {
     int32_t *at;
     size_t n;
 };
@@ -21,7 +21,8 @@ static int too_long(const struct ask_model *m, size_t n, struct err *err) {
 }
 
 /* Takes the tokens as one more prompt, or frees them. */
-static int add_prompt(struct ask *ask, const struct ask_model *m, struct ids ids, struct err *err) {
+static int add_prompt(struct ask *ask, const struct ask_model *m, struct token_list ids,
+                      struct err *err) {
     int status = SLUICE_OK;
     bool is_full = (ask->n_prompts & (ask->n_prompts - 1)) == 0; /* capacity doubles */
     struct job_prompt *more =
@@ -45,7 +46,7 @@ static int add_prompt(struct ask *ask, const struct ask_model *m, struct ids ids
 
 /* The first n messages as tokens, to free. The variables may be NULL. */
 static int encode_messages(const struct ask *ask, const struct ask_model *m, size_t n,
-                           const json_t *variables, bool with_answer, struct ids *out,
+                           const json_t *variables, bool with_answer, struct token_list *out,
                            struct err *err) {
     json_t *request = variables ? json_deep_copy(variables) : json_object();
     json_t *messages = json_array();
@@ -65,7 +66,7 @@ static int encode_messages(const struct ask *ask, const struct ask_model *m, siz
         json_object_set_new(request, "chat_template", json_string(m->template));
     char *text = is_good ? json_dumps(request, JSON_COMPACT) : NULL;
     size_t capacity = m->context;
-    *out = (struct ids){malloc(capacity * sizeof *out->at), 0};
+    *out = (struct token_list){malloc(capacity * sizeof *out->at), 0};
     int status = text && out->at ? sluice_encode_chat(m->model, text, out->at, capacity, &out->n,
                                                       err->text, sizeof err->text)
                                  : err_memory(err, "a prompt");
@@ -74,14 +75,14 @@ static int encode_messages(const struct ask *ask, const struct ask_model *m, siz
     err->code = status;
     if (status) {
         free(out->at);
-        *out = (struct ids){0};
+        *out = (struct token_list){0};
     }
     json_decref(request);
     free(text);
     return status;
 }
 
-static size_t count_ends(const struct ask_model *m, const struct ids *ids) {
+static size_t count_ends(const struct ask_model *m, const struct token_list *ids) {
     size_t n = 0;
     for (size_t i = 0; i < ids->n; i++)
         n += sluice_token_is_end(m->model, ids->at[i]);
@@ -89,7 +90,7 @@ static size_t count_ends(const struct ask_model *m, const struct ids *ids) {
 }
 
 /* Where end token number `which` is, counted from 1; ids->n when there are fewer. */
-static size_t find_end(const struct ask_model *m, const struct ids *ids, size_t which) {
+static size_t find_end(const struct ask_model *m, const struct token_list *ids, size_t which) {
     size_t i = 0;
     for (; i < ids->n; i++)
         if (sluice_token_is_end(m->model, ids->at[i]) && --which == 0)
@@ -97,7 +98,7 @@ static size_t find_end(const struct ask_model *m, const struct ids *ids, size_t 
     return i;
 }
 
-static bool are_equal(const struct ids *a, const struct ids *b) {
+static bool are_equal(const struct token_list *a, const struct token_list *b) {
     return a->n == b->n && memcmp(a->at, b->at, a->n * sizeof *a->at) == 0;
 }
 
@@ -106,7 +107,7 @@ static bool are_equal(const struct ids *a, const struct ids *b) {
 static bool is_same_with(const struct ask *ask, const struct ask_model *m, size_t n_messages,
                          const struct replayed *kept) {
     struct err ignored;
-    struct ids then = {0}, now = {0};
+    struct token_list then = {0}, now = {0};
     bool has_none = json_object_size(kept->variables) + json_object_size(ask->variables) == 0;
     if (has_none || json_equal(kept->variables, ask->variables))
         return true;
@@ -123,9 +124,9 @@ static bool is_same_with(const struct ask *ask, const struct ask_model *m, size_
  * of the prompt that it answered finds its own. Those of the messages with the answer do not:
  * templates may end a conversation with one more, or one less. */
 static void splice(const struct ask *ask, const struct ask_model *m, size_t n_messages,
-                   const struct replayed *kept, struct ids *prompt) {
+                   const struct replayed *kept, struct token_list *prompt) {
     struct err ignored;
-    struct ids before;
+    struct token_list before;
     if (encode_messages(ask, m, n_messages - 1, ask->variables, true, &before, &ignored))
         return;
     size_t end = find_end(m, prompt, count_ends(m, &before) + 1);
@@ -175,7 +176,7 @@ void ask_keep(const struct ask *ask, struct store *replay, size_t n_messages,
 
 /* Splices in the longest beginning of the conversation whose last answer is kept. */
 static void replay_answers(struct ask *ask, const struct ask_model *m, struct store *replay,
-                           struct ids *prompt) {
+                           struct token_list *prompt) {
     struct replayed kept;
     ask->name = name_of(ask, json_array_size(ask->messages));
     size_t n_messages = ask_kept(ask, replay, &kept);
@@ -185,14 +186,14 @@ static void replay_answers(struct ask *ask, const struct ask_model *m, struct st
 }
 
 static void look_for_thinking(struct ask *ask, const struct ask_model *m,
-                              const struct ids *prompt) {
+                              const struct token_list *prompt) {
     struct follow f = {.open = m->think_open, .close = m->think_close};
     follow_look(&f, prompt->at, prompt->n);
     ask->starts_thinking = f.is_thinking;
     ask->may_think = f.may_open;
 }
 
-static int append_text(const struct ask_model *m, struct ids *prompt, struct str text,
+static int append_text(const struct ask_model *m, struct token_list *prompt, struct str text,
                        unsigned flags, struct err *err) {
     size_t n = 0, capacity = m->context;
     int32_t *more = realloc(prompt->at, (prompt->n + capacity) * sizeof *more);
@@ -209,7 +210,7 @@ static int append_text(const struct ask_model *m, struct ids *prompt, struct str
 
 /* Ends the thinking that the template began, the way a template without thinking writes it: the
  * empty line is one token there, not two newlines. */
-static int end_thinking(const struct ask_model *m, struct ids *prompt, struct err *err) {
+static int end_thinking(const struct ask_model *m, struct token_list *prompt, struct err *err) {
     struct str last = {0};
     if (prompt->n > 0)
         last.at = sluice_token_text(m->model, prompt->at[prompt->n - 1], &last.len);
@@ -222,7 +223,7 @@ static int end_thinking(const struct ask_model *m, struct ids *prompt, struct er
 /* What the answer begins with: a text, or a call's first tag. Thinking that the template began ends
  * first. The template is not told that thinking is off: so the conversation stays the same as in
  * the cache. */
-static int begin_answer(struct ask *ask, const struct ask_model *m, struct ids *prompt,
+static int begin_answer(struct ask *ask, const struct ask_model *m, struct token_list *prompt,
                         struct err *err) {
     struct str begun = {json_string_value(ask->begun), json_string_length(ask->begun)};
     int status = SLUICE_OK;
@@ -250,7 +251,7 @@ static void continue_last(struct ask *ask) {
 }
 
 int ask_encode(struct ask *ask, const struct ask_model *m, struct store *replay, struct err *err) {
-    struct ids prompt;
+    struct token_list prompt;
     if (ask->continues_last)
         continue_last(ask);
     int status =
@@ -268,7 +269,7 @@ int ask_encode(struct ask *ask, const struct ask_model *m, struct store *replay,
 
 int ask_add_encoded(struct ask *ask, const struct ask_model *m, struct str text, unsigned flags,
                     struct err *err) {
-    struct ids ids = {malloc(m->context * sizeof *ids.at), 0};
+    struct token_list ids = {malloc(m->context * sizeof *ids.at), 0};
     if (!ids.at)
         return err_memory(err, "a prompt");
     int status = sluice_encode(m->model, text.at, text.len, flags, ids.at, m->context, &ids.n);
@@ -307,7 +308,7 @@ static bool find_fim(const struct ask_model *m, struct fim *out) {
     return false;
 }
 
-static int append_token(struct ids *ids, int32_t token, struct err *err) {
+static int append_token(struct token_list *ids, int32_t token, struct err *err) {
     int32_t *more = realloc(ids->at, (ids->n + 1) * sizeof *more);
     if (!more)
         return err_memory(err, "a prompt");
@@ -317,7 +318,7 @@ static int append_token(struct ids *ids, int32_t token, struct err *err) {
 }
 
 /* A text without control tokens, which may be longer than the context. */
-static int append_plain(const struct ask_model *m, struct ids *ids, struct str text,
+static int append_plain(const struct ask_model *m, struct token_list *ids, struct str text,
                         struct err *err) {
     size_t n = 0;
     sluice_encode(m->model, text.at, text.len, 0, NULL, 0, &n);
@@ -333,7 +334,7 @@ static int append_plain(const struct ask_model *m, struct ids *ids, struct str t
 }
 
 /* What stands before a file: the model's own token and a name, or else a line. */
-static int append_file(const struct ask_model *m, struct ids *ids, const struct fim *fim,
+static int append_file(const struct ask_model *m, struct token_list *ids, const struct fim *fim,
                        const char *name, struct err *err) {
     if (fim->file < 0)
         return append_plain(m, ids, STR("\n\n--- snippet ---\n\n"), err);
@@ -347,7 +348,7 @@ enum { PART_HEAD, PART_FILES, PART_BEFORE, PART_AFTER, PART_BEGUN, N_PARTS };
 
 /* The other files, in the form that llama.cpp's server gives them, names included. */
 static int encode_files(const struct ask_model *m, const struct fim *fim, const json_t *files,
-                        struct ids *parts, struct err *err) {
+                        struct token_list *parts, struct err *err) {
     const json_t *file;
     size_t i;
     int status = SLUICE_OK;
@@ -371,7 +372,8 @@ static int encode_files(const struct ask_model *m, const struct fim *fim, const 
 }
 
 static int encode_parts(const struct ask_model *m, const struct fim *fim,
-                        const struct ask_middle *middle, struct ids *parts, struct err *err) {
+                        const struct ask_middle *middle, struct token_list *parts,
+                        struct err *err) {
     int status = m->facts.adds_bos ? append_token(&parts[PART_HEAD], m->facts.bos, err) : SLUICE_OK;
     if (!status && json_array_size(middle->files) > 0)
         status = encode_files(m, fim, middle->files, parts, err);
@@ -382,7 +384,7 @@ static int encode_parts(const struct ask_model *m, const struct fim *fim,
     return status ? status : append_plain(m, &parts[PART_BEGUN], middle->begun, err);
 }
 
-static void keep_end(struct ids *ids, size_t n) {
+static void keep_end(struct token_list *ids, size_t n) {
     if (n < ids->n)
         memmove(ids->at, ids->at + ids->n - n, n * sizeof *ids->at);
     ids->n = n;
@@ -393,14 +395,14 @@ static void keep_end(struct ids *ids, size_t n) {
  * both are too long; other files have what is left, and the last of them are kept, each whole where
  * tokens say where one begins. */
 static void cut_parts(const struct ask *ask, const struct ask_model *m, const struct fim *fim,
-                      struct ids *parts) {
+                      struct token_list *parts) {
     size_t quarter = m->context / 4, answer = quarter;
     if (ask->max_tokens >= 0 && (size_t)ask->max_tokens < quarter)
         answer = (size_t)ask->max_tokens;
     size_t taken = answer + parts[PART_HEAD].n + parts[PART_BEGUN].n + 3;
     size_t room = taken < m->context ? m->context - taken : 0;
-    struct ids *before = &parts[PART_BEFORE], *after = &parts[PART_AFTER];
-    struct ids *files = &parts[PART_FILES];
+    struct token_list *before = &parts[PART_BEFORE], *after = &parts[PART_AFTER];
+    struct token_list *files = &parts[PART_FILES];
     size_t n_after = after->n < room / 4 ? after->n : room / 4;
     keep_end(before, before->n < room - n_after ? before->n : room - n_after);
     room -= before->n;
@@ -415,12 +417,12 @@ static void cut_parts(const struct ask *ask, const struct ask_model *m, const st
 }
 
 static int join_parts(struct ask *ask, const struct ask_model *m, const struct fim *fim,
-                      const struct ids *parts, struct err *err) {
+                      const struct token_list *parts, struct err *err) {
     const int32_t tags[N_PARTS] = {-1, -1, fim->prefix, fim->suffix, fim->middle};
     size_t n = 3;
     for (int i = 0; i < N_PARTS; i++)
         n += parts[i].n;
-    struct ids prompt = {malloc(n * sizeof *prompt.at), 0};
+    struct token_list prompt = {malloc(n * sizeof *prompt.at), 0};
     if (!prompt.at)
         return err_memory(err, "a prompt");
     for (int i = 0; i < N_PARTS; i++) {
@@ -435,7 +437,7 @@ static int join_parts(struct ask *ask, const struct ask_model *m, const struct f
 
 int ask_add_middle(struct ask *ask, const struct ask_model *m, const struct ask_middle *middle,
                    struct err *err) {
-    struct ids parts[N_PARTS] = {0};
+    struct token_list parts[N_PARTS] = {0};
     struct fim fim;
     if (!find_fim(m, &fim))
         return err_set(err, SLUICE_ERR_UNSUPPORTED,
@@ -486,7 +488,7 @@ int ask_read_ids(const struct ask_model *m, const char *name, const json_t *list
 
 int ask_add_ids(struct ask *ask, const struct ask_model *m, const char *name, const json_t *list,
                 struct err *err) {
-    struct ids ids = {NULL, json_array_size(list)};
+    struct token_list ids = {NULL, json_array_size(list)};
     int status = ask_read_ids(m, name, list, &ids.at, err);
     if (!status)
         return add_prompt(ask, m, ids, err);

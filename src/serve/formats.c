@@ -9,7 +9,7 @@
 
 enum { KEPT = 16 };
 
-struct entry {
+struct kept_format {
     struct format format; /* first */
     struct grammar *grammar;
     atomic_int refs;
@@ -21,7 +21,7 @@ struct formats {
     const sluice_model *model;
     pthread_mutex_t lock;
     struct token_texts *texts; /* made when first asked for */
-    struct entry *kept[KEPT];
+    struct kept_format *kept[KEPT];
     uint64_t clock;
     size_t max_bytes;
 };
@@ -47,13 +47,13 @@ void formats_close(struct formats *f) {
 }
 
 /* One reference more. */
-static struct format *share(struct entry *e) {
+static struct format *share(struct kept_format *e) {
     atomic_fetch_add(&e->refs, 1);
     return &e->format;
 }
 
 void format_release(struct format *format) {
-    struct entry *e = (struct entry *)format;
+    struct kept_format *e = (struct kept_format *)format;
     if (!e || atomic_fetch_sub(&e->refs, 1) > 1)
         return;
     grammar_close(e->grammar);
@@ -78,7 +78,7 @@ static int compile(struct grammar **out, enum format_kind kind, struct str text,
 }
 
 /* Stores it in place of the least recently used one. Under the lock. */
-static void keep(struct formats *f, struct entry *e) {
+static void keep(struct formats *f, struct kept_format *e) {
     int oldest = 0;
     for (int i = 0; i < KEPT && f->kept[oldest]; i++)
         if (!f->kept[i] || f->kept[i]->used < f->kept[oldest]->used)
@@ -138,9 +138,9 @@ static struct hash128 name_of(enum format_kind kind, struct str text) {
     return hash128_end(&h);
 }
 
-static int make(struct formats *f, enum format_kind kind, struct str text, struct entry **out,
+static int make(struct formats *f, enum format_kind kind, struct str text, struct kept_format **out,
                 struct err *err) {
-    struct entry *e = calloc(1, sizeof *e);
+    struct kept_format *e = calloc(1, sizeof *e);
     int status = e ? compile(&e->grammar, kind, text, err) : err_memory(err, "a grammar");
     pthread_mutex_lock(&f->lock);
     if (!status && !f->texts)
@@ -161,7 +161,7 @@ static int make(struct formats *f, enum format_kind kind, struct str text, struc
 int formats_find(struct formats *f, enum format_kind kind, struct str text, struct format **out,
                  struct err *err) {
     struct hash128 name = name_of(kind, text);
-    struct entry *e;
+    struct kept_format *e;
     pthread_mutex_lock(&f->lock);
     *out = find(f, name);
     if (*out)

@@ -37,11 +37,11 @@ struct request {
     double submitted;
 };
 
-struct answer {
-    struct request *request;    /* NULL: free */
-    struct answer *prev, *next; /* in its list; next also in the list of free ones */
-    uint64_t age;               /* smaller is older */
-    int32_t *tokens;            /* (n_prompt + max_tokens) */
+struct sched_answer {
+    struct request *request;          /* NULL: free */
+    struct sched_answer *prev, *next; /* in its list; next also in the list of free ones */
+    uint64_t age;                     /* smaller is older */
+    int32_t *tokens;                  /* (n_prompt + max_tokens) */
     uint32_t n;
     uint64_t *hashes; /* of each full page of tokens and all before it */
     sluice_seq *seq;  /* NULL: it waits */
@@ -64,7 +64,7 @@ struct answer {
 enum { BLOCK_DRAFTS = 8 }; /* most tokens that the model's draft block drafts for an answer */
 
 struct list {
-    struct answer *first, *last;
+    struct sched_answer *first, *last;
     uint32_t n;
 };
 
@@ -78,9 +78,9 @@ struct sched {
     uint32_t n_answers;   /* in the table below: also the number of requests */
     bool has_no_bursts, has_no_reuse;
     double burst_seconds; /* at most; 0: any */
-    struct answer *answers;
+    struct sched_answer *answers;
     struct request *requests;
-    struct answer *free_answers;
+    struct sched_answer *free_answers;
     uint32_t n_used; /* answers */
     struct list waiting, running;
     uint32_t n_cancelled; /* requests that are marked */
@@ -102,8 +102,8 @@ struct sched {
 /* ---- lists -------------------------------------------------------------------------------- */
 
 /* In order of age; searched from the end: usually it is the newest. */
-static void list_insert(struct list *list, struct answer *a) {
-    struct answer *before = list->last;
+static void list_insert(struct list *list, struct sched_answer *a) {
+    struct sched_answer *before = list->last;
     while (before && before->age > a->age)
         before = before->prev;
     a->prev = before;
@@ -113,7 +113,7 @@ static void list_insert(struct list *list, struct answer *a) {
     list->n++;
 }
 
-static void list_remove(struct list *list, struct answer *a) {
+static void list_remove(struct list *list, struct sched_answer *a) {
     *(a->prev ? &a->prev->next : &list->first) = a->next;
     *(a->next ? &a->next->prev : &list->last) = a->prev;
     a->prev = a->next = NULL;
@@ -179,13 +179,13 @@ int sched_open(struct sched **out, const sluice_model *model, sluice_engine *eng
 
 /* ---- the end of an answer ----------------------------------------------------------------- */
 
-static uint32_t n_processed(const struct answer *a) {
+static uint32_t n_processed(const struct sched_answer *a) {
     uint32_t n, waiting;
     sluice_seq_tokens(a->seq, NULL, &n, &waiting);
     return n - waiting;
 }
 
-static void close_sequence(struct sched *s, struct answer *a) {
+static void close_sequence(struct sched *s, struct sched_answer *a) {
     a->report.n_processed += n_processed(a) - a->n_found;
     sluice_seq_close(a->seq);
     a->seq = NULL;
@@ -195,20 +195,21 @@ static void close_sequence(struct sched *s, struct answer *a) {
     list_remove(&s->running, a);
 }
 
-static void preempt(struct sched *s, struct answer *a) {
+static void preempt(struct sched *s, struct sched_answer *a) {
     close_sequence(s, a);
     list_insert(&s->waiting, a);
     a->report.times_preempted++;
     s->counters.preempted++;
 }
 
-static void clear_suspicion(struct sched *s, struct answer *a) {
+static void clear_suspicion(struct sched *s, struct sched_answer *a) {
     s->n_suspects -= a->is_suspect;
     a->is_suspect = false;
 }
 
 /* Removes the answer from the tables, and its request with its last answer, then reports. */
-static void end(struct sched *s, struct answer *a, enum sched_end why, const struct err *err) {
+static void end(struct sched *s, struct sched_answer *a, enum sched_end why,
+                const struct err *err) {
     struct request *r = a->request;
     struct sched_report report;
     sched_end_fn *on_end = r->asked.on_end;
@@ -243,7 +244,7 @@ static void end(struct sched *s, struct answer *a, enum sched_end why, const str
 
 static void end_list(struct sched *s, struct list *list, enum sched_end why,
                      const struct err *err) {
-    for (struct answer *a = list->first, *next; a; a = next) {
+    for (struct sched_answer *a = list->first, *next; a; a = next) {
         next = a->next;
         end(s, a, why, err);
     }
@@ -256,7 +257,7 @@ static struct err engine_failure(const struct sched *s, int status) {
     return err;
 }
 
-static void fail(struct sched *s, struct answer *a, int status) {
+static void fail(struct sched *s, struct sched_answer *a, int status) {
     struct err err = engine_failure(s, status);
     end(s, a, SCHED_END_FAILED, &err);
 }
@@ -276,13 +277,13 @@ void sched_close(struct sched *s) {
 
 /* ---- tokens and what they have in common -------------------------------------------------- */
 
-static void hash_page(const struct sched *s, struct answer *a, uint32_t i) {
+static void hash_page(const struct sched *s, struct sched_answer *a, uint32_t i) {
     uint64_t before = i ? a->hashes[i - 1] : 0;
     uint64_t own = hash64_of(a->tokens + i * s->page, s->page * sizeof *a->tokens);
     a->hashes[i] = (before ^ own) * 0x9e3779b97f4a7c15u;
 }
 
-static void push_token(const struct sched *s, struct answer *a, int32_t token) {
+static void push_token(const struct sched *s, struct sched_answer *a, int32_t token) {
     a->tokens[a->n++] = token;
     if (a->n % s->page == 0)
         hash_page(s, a, a->n / s->page - 1);
@@ -290,8 +291,8 @@ static void push_token(const struct sched *s, struct answer *a, int32_t token) {
 
 /* Length of the common prefix, in full pages. Compares hashes, not tokens: a collision would only
  * make an answer wait needlessly. */
-static uint32_t common_tokens(const struct sched *s, const struct answer *a,
-                              const struct answer *b) {
+static uint32_t common_tokens(const struct sched *s, const struct sched_answer *a,
+                              const struct sched_answer *b) {
     uint32_t low = 0, high = min_u32(a->n, b->n) / s->page;
     while (low < high) {
         uint32_t middle = (low + high + 1) / 2;
@@ -304,9 +305,9 @@ static uint32_t common_tokens(const struct sched *s, const struct answer *a,
 }
 
 /* The longest prefix shared with a running answer that has processed it. */
-static uint32_t shared_tokens(const struct sched *s, const struct answer *a) {
+static uint32_t shared_tokens(const struct sched *s, const struct sched_answer *a) {
     uint32_t n = 0;
-    for (const struct answer *r = s->running.first; r && !a->is_cold; r = r->next)
+    for (const struct sched_answer *r = s->running.first; r && !a->is_cold; r = r->next)
         n = max_u32(n, min_u32(common_tokens(s, a, r), n_processed(r)));
     return n;
 }
@@ -314,15 +315,15 @@ static uint32_t shared_tokens(const struct sched *s, const struct answer *a) {
 /* ---- rows of the prompt that are handed out ----------------------------------------------- */
 
 /* Of several answers the first processes the prompt for all. */
-static unsigned reads_of(const struct answer *a) {
+static unsigned reads_of(const struct sched_answer *a) {
     return a->report.answer == 0 ? a->request->asked.reads : 0;
 }
 
-static bool reads_all(const struct answer *a) {
+static bool reads_all(const struct sched_answer *a) {
     return reads_of(a) & (SLUICE_WANT_ALL_LOGITS | SLUICE_WANT_ALL_HIDDEN);
 }
 
-static void call_on_rows(const struct answer *a) {
+static void call_on_rows(const struct sched_answer *a) {
     struct sched_rows rows = {0};
     uint32_t n_logits = 0, n_hidden = 0;
     if (!reads_of(a) || sluice_seq_logits(a->seq, &rows.logits, &n_logits) ||
@@ -417,10 +418,10 @@ static bool copy_request(const struct sched *s, struct request *r, const struct 
 
 static void add_answer(struct sched *s, struct request *r, uint32_t number,
                        const struct sched_request *q) {
-    struct answer *a = s->free_answers;
+    struct sched_answer *a = s->free_answers;
     size_t n_tokens = q->n_prompt + r->max_tokens;
     s->free_answers = a->next;
-    *a = (struct answer){
+    *a = (struct sched_answer){
         .request = r,
         .age = q->age ? q->age : s->next_age++,
         .tokens = r->tokens + number * n_tokens,
@@ -478,7 +479,7 @@ bool sched_cancel(struct sched *s, uint64_t id) {
 }
 
 static void sweep_list(struct sched *s, struct list *list) {
-    for (struct answer *a = list->first, *next; a; a = next) {
+    for (struct sched_answer *a = list->first, *next; a; a = next) {
         next = a->next;
         if (a->request->is_cancelled)
             end(s, a, SCHED_END_CANCELLED, NULL);
@@ -497,7 +498,7 @@ static bool sweep(struct sched *s) {
 
 /* ---- start -------------------------------------------------------------------------------- */
 
-static int set_up(struct answer *a) {
+static int set_up(struct sched_answer *a) {
     const struct sched_request *q = &a->request->asked;
     struct sluice_sampling sampling = q->sampling;
     unsigned wants = SLUICE_WANT_TOKEN | (q->wants_logits ? SLUICE_WANT_LOGITS : 0) | reads_of(a);
@@ -507,7 +508,7 @@ static int set_up(struct answer *a) {
 }
 
 /* Puts an answer whose sequence was just opened among those that run. */
-static void begin_running(struct sched *s, struct answer *a) {
+static void begin_running(struct sched *s, struct sched_answer *a) {
     a->is_fetched = false;
     list_remove(&s->waiting, a);
     list_insert(&s->running, a);
@@ -517,7 +518,7 @@ static void begin_running(struct sched *s, struct answer *a) {
     }
 }
 
-static int feed_to(struct answer *a, uint32_t n) {
+static int feed_to(struct sched_answer *a, uint32_t n) {
     int status = sluice_seq_feed(a->seq, a->tokens + a->n_fed, n - a->n_fed);
     if (!status)
         a->n_fed = n;
@@ -525,20 +526,20 @@ static int feed_to(struct answer *a, uint32_t n) {
 }
 
 /* The first answer of the same request that waits. */
-static struct answer *waiting_sibling(const struct sched *s, const struct answer *a) {
-    struct answer *other = s->waiting.first;
+static struct sched_answer *waiting_sibling(const struct sched *s, const struct sched_answer *a) {
+    struct sched_answer *other = s->waiting.first;
     while (other && (other == a || other->request != a->request))
         other = other->next;
     return other;
 }
 
-static int mark_at(const struct answer *a, uint32_t n) {
+static int mark_at(const struct sched_answer *a, uint32_t n) {
     return n > a->n_found ? sluice_seq_mark(a->seq, n) : SLUICE_OK;
 }
 
 /* Marks where the next request is likely to continue: snapshots are kept there. The prompt's own
  * mark is before its last token: the same prompt, sent again, has to process one. */
-static int mark(const struct answer *a) {
+static int mark(const struct sched_answer *a) {
     const struct sched_request *q = &a->request->asked;
     int status = sluice_seq_mark_turns(a->seq);
     for (uint32_t i = 0; !status && i < q->n_marks; i++)
@@ -554,7 +555,7 @@ static void count_reuse(struct sched *s, const struct sluice_reuse *reuse) {
 }
 
 /* Feeds an empty sequence the first n tokens, reusing what the engine has cached. */
-static int resume(struct sched *s, struct answer *a, uint32_t n) {
+static int resume(struct sched *s, struct sched_answer *a, uint32_t n) {
     struct sluice_reuse reuse = {0};
     int status = a->is_cold ? sluice_seq_feed(a->seq, a->tokens, n)
                             : sluice_seq_resume(a->seq, a->tokens, n, &reuse);
@@ -568,7 +569,7 @@ static int resume(struct sched *s, struct answer *a, uint32_t n) {
     return mark(a);
 }
 
-static void start(struct sched *s, struct answer *a) {
+static void start(struct sched *s, struct sched_answer *a) {
     a->n_found = 0;
     int status = sluice_seq_open(&a->seq, s->engine);
     if (status) {
@@ -586,7 +587,8 @@ static void start(struct sched *s, struct answer *a) {
 
 /* Whether r, which runs, is processing a prefix that `a` needs too, or reports its rows for both.
  */
-static bool reads_for(const struct sched *s, const struct answer *r, const struct answer *a) {
+static bool reads_for(const struct sched *s, const struct sched_answer *r,
+                      const struct sched_answer *a) {
     uint32_t n = n_processed(r);
     return (r->request == a->request && (r->is_stem || (reads_of(r) && n < r->report.n_prompt))) ||
            (r->n_fed - n > 1 && common_tokens(s, a, r) > n);
@@ -594,8 +596,8 @@ static bool reads_for(const struct sched *s, const struct answer *r, const struc
 
 /* A prefix that an older answer is processing is waited for, not processed twice. Younger ones are
  * not waited for: there may always be another. */
-static bool waits_for_prefix(const struct sched *s, const struct answer *a) {
-    for (const struct answer *r = s->running.first; r && r->age < a->age; r = r->next)
+static bool waits_for_prefix(const struct sched *s, const struct sched_answer *a) {
+    for (const struct sched_answer *r = s->running.first; r && r->age < a->age; r = r->next)
         if (!a->is_cold && reads_for(s, r, a))
             return true;
     return false;
@@ -603,7 +605,7 @@ static bool waits_for_prefix(const struct sched *s, const struct answer *a) {
 
 /* Prefetches what the disk has of it into host memory, while others run; once: if it is evicted
  * again before the answer starts it is read from disk then. */
-static bool waits_for_disk(struct sched *s, struct answer *a) {
+static bool waits_for_disk(struct sched *s, struct sched_answer *a) {
     bool is_ready = true;
     if (!a->is_cold && !a->is_fetched && sluice_engine_fetch(s->engine, a->tokens, a->n, &is_ready))
         is_ready = true; /* starting says why */
@@ -613,14 +615,14 @@ static bool waits_for_disk(struct sched *s, struct answer *a) {
 
 /* Pages it will take for the tokens it has. A page it shares in part is copied before it is written
  * to. */
-static uint32_t pages_to_come(const struct sched *s, const struct answer *a) {
+static uint32_t pages_to_come(const struct sched *s, const struct sched_answer *a) {
     uint32_t n = n_processed(a);
     uint32_t held = n > a->n_found ? div_up(n, s->page) : n / s->page;
     return div_up(a->n, s->page) - held;
 }
 
 /* Pages that it may need for tokens it does not have yet. Its last one is never fed. */
-static uint32_t pages_to_grow(const struct sched *s, const struct answer *a) {
+static uint32_t pages_to_grow(const struct sched *s, const struct sched_answer *a) {
     return div_up(a->report.n_prompt + a->request->max_tokens - 1, s->page) - div_up(a->n, s->page);
 }
 
@@ -634,7 +636,7 @@ static bool has_room(const struct sched *s, uint32_t needed) {
         return true;
     sluice_engine_pages(s->engine, &pages);
     uint32_t growth = 0;
-    for (const struct answer *a = s->running.first; a; a = a->next) {
+    for (const struct sched_answer *a = s->running.first; a; a = a->next) {
         needed += pages_to_come(s, a);
         growth += pages_to_grow(s, a);
     }
@@ -642,8 +644,8 @@ static bool has_room(const struct sched *s, uint32_t needed) {
     return pages.starved == 0 && pages.free >= needed;
 }
 
-static struct answer *find_suspect(const struct list *list) {
-    struct answer *a = list->first;
+static struct sched_answer *find_suspect(const struct list *list) {
+    struct sched_answer *a = list->first;
     while (a && !a->is_suspect)
         a = a->next;
     return a;
@@ -662,13 +664,14 @@ static void admit_suspect(struct sched *s) {
  * oldest starts without its prefetch. */
 static void admit(struct sched *s) {
     enum { MAX_LOOKED_AT = 64 }; /* of those that wait: a step must not take long */
-    struct answer *oldest = NULL;
+    struct sched_answer *oldest = NULL;
     uint32_t n = 0;
     if (s->n_suspects > 0) {
         admit_suspect(s);
         return;
     }
-    for (struct answer *a = s->waiting.first, *next; a && s->running.n < s->n_sequences; a = next) {
+    for (struct sched_answer *a = s->waiting.first, *next; a && s->running.n < s->n_sequences;
+         a = next) {
         next = a->next;
         if (waits_for_prefix(s, a)) {
             if (++n == MAX_LOOKED_AT)
@@ -693,9 +696,9 @@ static void admit(struct sched *s) {
 
 /* The prompt is processed but for its last token: the other answers fork from here, as many as
  * there are sequences and pages for. The rest start like any other. */
-static int branch(struct sched *s, struct answer *stem) {
+static int branch(struct sched *s, struct sched_answer *stem) {
     enum { PAGES = 2 }; /* a partly filled one, which has to be copied, and the next */
-    struct answer *a;
+    struct sched_answer *a;
     stem->is_stem = false;
     while (s->running.n < s->n_sequences && has_room(s, PAGES) && (a = waiting_sibling(s, stem))) {
         if (sluice_seq_fork(&a->seq, stem->seq))
@@ -715,13 +718,13 @@ static int branch(struct sched *s, struct answer *stem) {
 
 /* ---- a step ------------------------------------------------------------------------------- */
 
-static const uint32_t *mask_of(const struct answer *a) {
+static const uint32_t *mask_of(const struct sched_answer *a) {
     const struct sched_request *q = &a->request->asked;
     return q->on_mask ? q->on_mask(q->user, a->report.answer) : NULL;
 }
 
 /* Sets the sequence's mask, once for every token handed out. */
-static int set_mask(struct answer *a) {
+static int set_mask(struct sched_answer *a) {
     if (!a->request->asked.on_mask || a->n_masked == a->n)
         return SLUICE_OK;
     const struct sched_request *q = &a->request->asked;
@@ -735,7 +738,7 @@ static int set_mask(struct answer *a) {
 }
 
 /* Feeds the answer's last token to its sequence. */
-static int feed_one(struct sched *s, struct answer *a) {
+static int feed_one(struct sched *s, struct sched_answer *a) {
     if (a->is_stem && n_processed(a) < a->n_fed)
         return SLUICE_OK;
     int status = a->is_stem ? branch(s, a) : SLUICE_OK;
@@ -746,7 +749,7 @@ static int feed_one(struct sched *s, struct answer *a) {
 
 /* Feeds all that run, or the suspect alone: then no token of the others waits. */
 static void feed(struct sched *s) {
-    for (struct answer *a = s->running.first, *next; a; a = next) {
+    for (struct sched_answer *a = s->running.first, *next; a; a = next) {
         bool takes_part = s->n_suspects == 0 || a->is_suspect;
         int status = takes_part ? feed_one(s, a) : SLUICE_OK;
         next = a->next; /* maybe one that just forked */
@@ -756,20 +759,20 @@ static void feed(struct sched *s) {
 }
 
 /* How many of its tokens wait. */
-static uint32_t waiting_of(const struct answer *a) {
+static uint32_t waiting_of(const struct sched_answer *a) {
     uint32_t waiting;
     sluice_seq_tokens(a->seq, NULL, NULL, &waiting);
     return waiting;
 }
 
 /* Tokens of it that may be drafted. */
-static uint32_t max_drafts(const struct answer *a, uint32_t max) {
+static uint32_t max_drafts(const struct sched_answer *a, uint32_t max) {
     return min_u32(max, a->request->max_tokens - a->report.n_new - 1);
 }
 
 /* Drafts what followed its newest tokens before; at most `max` tokens. Where the model's own block
  * is right more often, nothing: draft_by_block follows. Returns how many. */
-static uint32_t draft_by_lookup(struct sched *s, struct answer *a, uint32_t max) {
+static uint32_t draft_by_lookup(struct sched *s, struct sched_answer *a, uint32_t max) {
     uint32_t n = 0;
     if (s->has_lookup && a->request->lookups &&
         lookup_guess(&a->lookup, a->tokens, a->n, max_drafts(a, max)) &&
@@ -783,7 +786,7 @@ static uint32_t draft_by_lookup(struct sched *s, struct answer *a, uint32_t max)
 }
 
 /* What the block drafted for an answer, cut to what it may still have. */
-static void take_drafts(struct answer *a) {
+static void take_drafts(struct sched_answer *a) {
     const int32_t *tokens;
     int32_t kept[BLOCK_DRAFTS];
     uint32_t n;
@@ -797,7 +800,7 @@ static void take_drafts(struct answer *a) {
         a->n_drafted = 0;
 }
 
-static bool may_use_block(const struct answer *a) {
+static bool may_use_block(const struct sched_answer *a) {
     return a->request->lookups && !a->n_drafted && waiting_of(a) == 1 && max_drafts(a, 1);
 }
 
@@ -805,7 +808,7 @@ static bool may_use_block(const struct answer *a) {
  * for each. A failure is no loss. */
 static void draft_by_block(struct sched *s, uint32_t drafts_left) {
     uint32_t n_seqs = 0;
-    for (struct answer *a = s->running.first; a; a = a->next)
+    for (struct sched_answer *a = s->running.first; a; a = a->next)
         if (may_use_block(a))
             s->seqs[n_seqs++] = a->seq;
     uint32_t max = n_seqs ? min_u32(s->block_drafts, drafts_left / n_seqs) : 0;
@@ -824,7 +827,7 @@ static void draft_by_block(struct sched *s, uint32_t drafts_left) {
         return;
     }
     pace_note_draft(&s->pace, n_seqs, n, s->draft_seconds);
-    for (struct answer *a = s->running.first; a; a = a->next)
+    for (struct sched_answer *a = s->running.first; a; a = a->next)
         if (may_use_block(a)) {
             take_drafts(a);
             s->step.rows -= n - a->n_drafted;
@@ -836,13 +839,13 @@ static void draft(struct sched *s) {
     uint32_t n = 0, drafts_left = s->drafts;
     s->is_paced = true;
     s->draft_seconds = 0;
-    for (const struct answer *a = s->running.first; a; a = a->next) {
+    for (const struct sched_answer *a = s->running.first; a; a = a->next) {
         uint32_t waiting = waiting_of(a);
         s->is_paced &= waiting <= 1;
         n += waiting;
     }
     s->step = (struct pace_step){n, n};
-    for (struct answer *a = s->running.first; a && s->is_paced && drafts_left; a = a->next)
+    for (struct sched_answer *a = s->running.first; a && s->is_paced && drafts_left; a = a->next)
         if (waiting_of(a) == 1)
             drafts_left -= draft_by_lookup(s, a, drafts_left);
     if (s->is_paced && s->block_drafts && drafts_left)
@@ -853,7 +856,7 @@ static void draft(struct sched *s) {
  * gets more tokens than it wants. */
 static uint32_t steps_at_once(const struct sched *s) {
     uint32_t n = s->waiting.n || s->has_no_bursts ? 1 : UINT32_MAX;
-    for (const struct answer *a = s->running.first; a && n > 1; a = a->next)
+    for (const struct sched_answer *a = s->running.first; a && n > 1; a = a->next)
         n = min_u32(n, a->report.n_new ? a->request->max_tokens - a->report.n_new : 1);
     double step = s->burst_seconds > 0 ? pace_seconds(&s->pace, s->step.rows) : 0;
     if (step > 0 && n > 1 && s->burst_seconds / step < n)
@@ -870,7 +873,7 @@ static bool is_end(const struct sched *s, const struct sched_request *q, int32_t
     return false;
 }
 
-static bool call_on_token(struct answer *a, const float *logits) {
+static bool call_on_token(struct sched_answer *a, const float *logits) {
     const struct request *r = a->request;
     const struct sched_token token = {
         .request = r->id,
@@ -884,7 +887,7 @@ static bool call_on_token(struct answer *a, const float *logits) {
 }
 
 /* Hands a token out; false: the answer has ended. */
-static bool take(struct sched *s, struct answer *a, int32_t token, const float *logits,
+static bool take(struct sched *s, struct sched_answer *a, int32_t token, const float *logits,
                  double now) {
     const struct request *r = a->request;
     if (is_end(s, &r->asked, token)) {
@@ -912,7 +915,7 @@ static bool take(struct sched *s, struct answer *a, int32_t token, const float *
     return false;
 }
 
-static const float *last_logits(const struct sched *s, const struct answer *a) {
+static const float *last_logits(const struct sched *s, const struct sched_answer *a) {
     const float *at;
     uint32_t rows = 0;
     if (!a->request->asked.wants_logits || sluice_seq_logits(a->seq, &at, &rows) || rows == 0)
@@ -922,7 +925,7 @@ static const float *last_logits(const struct sched *s, const struct answer *a) {
 
 /* Drops what a burst sampled after the last token handed out: that token changed the mask. Where it
  * is the last one fed, it is fed again: what was sampled after it would stay. */
-static void drop_rest(struct sched *s, struct answer *a) {
+static void drop_rest(struct sched *s, struct sched_answer *a) {
     uint32_t n;
     sluice_seq_tokens(a->seq, NULL, &n, NULL);
     a->report.n_processed += n_processed(a) - a->n_found;
@@ -934,7 +937,7 @@ static void drop_rest(struct sched *s, struct answer *a) {
 }
 
 /* Of a step that fed this many tokens. */
-static void count_drafts(struct sched *s, struct answer *a, uint32_t n_fed) {
+static void count_drafts(struct sched *s, struct sched_answer *a, uint32_t n_fed) {
     uint32_t n_kept = a->n_drafted ? n_fed : 0;
     if (a->is_by_block)
         pace_learn(&s->block, n_kept, a->n_drafted);
@@ -947,7 +950,7 @@ static void count_drafts(struct sched *s, struct answer *a, uint32_t n_fed) {
 
 /* What the step sampled for an answer: one token, or those of a burst
  * or of drafts, which are fed already. */
-static void take_all(struct sched *s, struct answer *a, double now) {
+static void take_all(struct sched *s, struct sched_answer *a, double now) {
     const int32_t *tokens;
     uint32_t n;
     int32_t token = sluice_seq_token(a->seq);
@@ -968,7 +971,7 @@ static void take_all(struct sched *s, struct answer *a, double now) {
 
 static void hand_out(struct sched *s) {
     double now = seconds_now();
-    for (struct answer *a = s->running.first, *next; a; a = next) {
+    for (struct sched_answer *a = s->running.first, *next; a; a = next) {
         next = a->next;
         if (a->is_stem || a->request->is_cancelled) /* maybe by one before it in this list */
             continue;
@@ -980,8 +983,8 @@ static void hand_out(struct sched *s) {
 /* ---- when pages run out ------------------------------------------------------------------- */
 
 /* The youngest that runs, but not the suspect: until it has run the others have nothing to do. */
-static struct answer *youngest(const struct sched *s) {
-    struct answer *a = s->running.last;
+static struct sched_answer *youngest(const struct sched *s) {
+    struct sched_answer *a = s->running.last;
     return a->is_suspect && a->prev ? a->prev : a;
 }
 
@@ -993,10 +996,10 @@ static void preempt_for_pages(struct sched *s) {
     sluice_engine_pages(s->engine, &pages);
     if (pages.starved == 0)
         return;
-    for (const struct answer *a = s->running.first; a; a = a->next)
+    for (const struct sched_answer *a = s->running.first; a; a = a->next)
         n_starved += sluice_seq_is_starved(a->seq);
     while (n_starved > 0 && s->running.n > 1) {
-        struct answer *a = youngest(s);
+        struct sched_answer *a = youngest(s);
         n_starved -= sluice_seq_is_starved(a->seq);
         sluice_engine_pages(s->engine, &pages);
         if (pages.free >= n_starved)
@@ -1018,7 +1021,7 @@ static int end_all(struct sched *s, int status) {
  * engine has undone the step. */
 static void suspect_all(struct sched *s) {
     while (s->running.last) {
-        struct answer *a = s->running.last;
+        struct sched_answer *a = s->running.last;
         a->is_suspect = true;
         s->n_suspects++;
         preempt(s, a);
@@ -1028,7 +1031,7 @@ static void suspect_all(struct sched *s) {
 /* None of those that run found a page. One that is alone may hold the page it lacks itself, by what
  * it reused: then it starts again without reuse. */
 static void run_out(struct sched *s, int status) {
-    struct answer *a = youngest(s);
+    struct sched_answer *a = youngest(s);
     bool is_alone = s->running.n == 1;
     if (is_alone && a->is_cold) {
         fail(s, a, status);
@@ -1040,7 +1043,7 @@ static void run_out(struct sched *s, int status) {
 
 /* After a step of the engine that failed. A cancelled step is repeated. */
 static int recover(struct sched *s, int status) {
-    struct answer *suspect = find_suspect(&s->running);
+    struct sched_answer *suspect = find_suspect(&s->running);
     if (status == SLUICE_ERR_CANCELLED)
         return SLUICE_OK;
     if (status == SLUICE_ERR_DEVICE)
@@ -1098,7 +1101,7 @@ void sched_counters(const struct sched *s, struct sched_counters *out) {
 
 static const char *broken_list(const struct list *list, bool runs) {
     uint32_t n = 0;
-    for (const struct answer *a = list->first; a; a = a->next, n++) {
+    for (const struct sched_answer *a = list->first; a; a = a->next, n++) {
         if (!a->request || a->request->id == 0 || (a->seq != NULL) != runs)
             return "(1) an answer is in the wrong list";
         if (a->next ? a->next->prev != a || a->next->age <= a->age : list->last != a)

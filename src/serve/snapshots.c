@@ -17,18 +17,18 @@ enum { MAX_SNAPSHOTS = 4096 }; /* snapshots, so that a list stays short */
 
 static const char ending[] = ".json";
 
-struct entry {
+struct snapshot {
     char id[SNAPSHOT_MAX_ID + 1];
     time_t created;
     size_t bytes;
     char *text; /* NULL: it is in its file */
-    struct entry *next;
+    struct snapshot *next;
 };
 
 struct snapshots {
     pthread_mutex_t lock;
     char *folder; /* NULL: in memory */
-    struct entry *first;
+    struct snapshot *first;
     uint32_t n;
     uint64_t bytes, max_bytes;
 };
@@ -44,15 +44,15 @@ bool snapshot_id_is_good(const char *id) {
  *
  * Sorted by age. Under the lock. */
 
-static struct entry **find(struct snapshots *s, const char *id) {
-    struct entry **e = &s->first;
+static struct snapshot **find(struct snapshots *s, const char *id) {
+    struct snapshot **e = &s->first;
     while (*e && strcmp((*e)->id, id) != 0)
         e = &(*e)->next;
     return e;
 }
 
-static void forget(struct snapshots *s, struct entry **at) {
-    struct entry *e = *at;
+static void forget(struct snapshots *s, struct snapshot **at) {
+    struct snapshot *e = *at;
     *at = e->next;
     s->bytes -= e->bytes;
     s->n--;
@@ -60,8 +60,8 @@ static void forget(struct snapshots *s, struct entry **at) {
     free(e);
 }
 
-static void enter(struct snapshots *s, struct entry *e) {
-    struct entry **at = &s->first;
+static void enter(struct snapshots *s, struct snapshot *e) {
+    struct snapshot **at = &s->first;
     while (*at && (*at)->created <= e->created)
         at = &(*at)->next;
     e->next = *at;
@@ -94,7 +94,7 @@ static int make_folder(struct snapshots *s, const char *folder, struct err *err)
 
 /* Notes a file that has one of our names; others are left alone. */
 static void note_file(struct snapshots *s, int folder, const char *name) {
-    struct entry e = {0};
+    struct snapshot e = {0};
     struct stat st;
     size_t n = strlen(name);
     if (n < sizeof ending || n - (sizeof ending - 1) > SNAPSHOT_MAX_ID ||
@@ -104,7 +104,7 @@ static void note_file(struct snapshots *s, int folder, const char *name) {
     if (!snapshot_id_is_good(e.id) || fstatat(folder, name, &st, AT_SYMLINK_NOFOLLOW) ||
         !S_ISREG(st.st_mode) || s->n >= MAX_SNAPSHOTS)
         return;
-    struct entry *copy = malloc(sizeof *copy);
+    struct snapshot *copy = malloc(sizeof *copy);
     if (!copy)
         return;
     e.created = st.st_mtime;
@@ -198,7 +198,7 @@ void snapshots_close(struct snapshots *s) {
 /* ---- snapshots ---------------------------------------------------------------------------- */
 
 static int check_fits(struct snapshots *s, const char *id, size_t bytes, struct err *err) {
-    const struct entry *before = *find(s, id);
+    const struct snapshot *before = *find(s, id);
     uint64_t others = s->bytes - (before ? before->bytes : 0);
     if (bytes > s->max_bytes - (others < s->max_bytes ? others : s->max_bytes))
         return err_set(err, SLUICE_ERR_MEMORY,
@@ -212,7 +212,7 @@ static int check_fits(struct snapshots *s, const char *id, size_t bytes, struct 
 }
 
 int snapshots_put(struct snapshots *s, const char *id, struct str text, struct err *err) {
-    struct entry *e = calloc(1, sizeof *e);
+    struct snapshot *e = calloc(1, sizeof *e);
     char *copy = e && !s->folder ? malloc(text.len + 1) : NULL;
     if (!e || (!s->folder && !copy)) {
         free(e);
@@ -220,14 +220,14 @@ int snapshots_put(struct snapshots *s, const char *id, struct str text, struct e
     }
     if (copy)
         memcpy(copy, text.at, text.len);
-    *e = (struct entry){.created = time(NULL), .bytes = text.len, .text = copy};
+    *e = (struct snapshot){.created = time(NULL), .bytes = text.len, .text = copy};
     snprintf(e->id, sizeof e->id, "%s", id);
     pthread_mutex_lock(&s->lock);
     int status = check_fits(s, id, text.len, err);
     if (!status && s->folder)
         status = write_file(s, id, text, err);
     if (!status) {
-        struct entry **before = find(s, id);
+        struct snapshot **before = find(s, id);
         if (*before)
             forget(s, before);
         enter(s, e);
@@ -243,8 +243,8 @@ int snapshots_put(struct snapshots *s, const char *id, struct str text, struct e
 char *snapshots_get(struct snapshots *s, const char *id, size_t *n) {
     char *text = NULL;
     pthread_mutex_lock(&s->lock);
-    struct entry **at = find(s, id);
-    const struct entry *e = *at;
+    struct snapshot **at = find(s, id);
+    const struct snapshot *e = *at;
     bool is_there = true;
     if (e && s->folder)
         text = read_file(s, id, n, &is_there);
@@ -261,7 +261,7 @@ char *snapshots_get(struct snapshots *s, const char *id, size_t *n) {
 int snapshots_drop(struct snapshots *s, const char *id, bool *is_there, struct err *err) {
     int status = SLUICE_OK;
     pthread_mutex_lock(&s->lock);
-    struct entry **at = find(s, id);
+    struct snapshot **at = find(s, id);
     *is_there = *at != NULL;
     char *path = *is_there && s->folder ? path_of(s, id) : NULL;
     if (*is_there && s->folder && !path)
@@ -278,7 +278,7 @@ int snapshots_drop(struct snapshots *s, const char *id, bool *is_there, struct e
 json_t *snapshots_list(struct snapshots *s) {
     json_t *out = json_array();
     pthread_mutex_lock(&s->lock);
-    for (const struct entry *e = s->first; e; e = e->next)
+    for (const struct snapshot *e = s->first; e; e = e->next)
         json_array_append_new(out, json_pack("{s:s, s:s, s:I, s:I}", "id", e->id, "object",
                                              "snapshot", "created_at", (json_int_t)e->created,
                                              "bytes", (json_int_t)e->bytes));

@@ -7,18 +7,18 @@
 
 enum { BUCKETS = 1 << 12, OVERHEAD = 64 };
 
-struct entry {
+struct stored {
     struct hash128 name;
-    struct entry *next;          /* of its bucket */
-    struct entry *newer, *older; /* by use */
+    struct stored *next;          /* of its bucket */
+    struct stored *newer, *older; /* by use */
     size_t n;
     unsigned char bytes[];
 };
 
 struct store {
     pthread_mutex_t lock;
-    struct entry *buckets[BUCKETS];
-    struct entry *newest, *oldest;
+    struct stored *buckets[BUCKETS];
+    struct stored *newest, *oldest;
     size_t bytes, max_bytes;
 };
 
@@ -34,7 +34,7 @@ struct store *store_open(size_t max_bytes) {
 void store_close(struct store *s) {
     if (!s)
         return;
-    for (struct entry *e = s->newest, *older; e; e = older) {
+    for (struct stored *e = s->newest, *older; e; e = older) {
         older = e->older;
         free(e);
     }
@@ -42,27 +42,27 @@ void store_close(struct store *s) {
     free(s);
 }
 
-static struct entry **find(struct store *s, struct hash128 name) {
-    struct entry **e = &s->buckets[name.low % BUCKETS];
+static struct stored **find(struct store *s, struct hash128 name) {
+    struct stored **e = &s->buckets[name.low % BUCKETS];
     while (*e && !hash128_equal((*e)->name, name))
         e = &(*e)->next;
     return e;
 }
 
-static void link_newest(struct store *s, struct entry *e) {
+static void link_newest(struct store *s, struct stored *e) {
     e->newer = NULL;
     e->older = s->newest;
     *(s->newest ? &s->newest->newer : &s->oldest) = e;
     s->newest = e;
 }
 
-static void unlink_use(struct store *s, struct entry *e) {
+static void unlink_use(struct store *s, struct stored *e) {
     *(e->newer ? &e->newer->older : &s->newest) = e->older;
     *(e->older ? &e->older->newer : &s->oldest) = e->newer;
 }
 
-static void drop(struct store *s, struct entry **at) {
-    struct entry *e = *at;
+static void drop(struct store *s, struct stored **at) {
+    struct stored *e = *at;
     *at = e->next;
     unlink_use(s, e);
     s->bytes -= OVERHEAD + e->n;
@@ -70,7 +70,7 @@ static void drop(struct store *s, struct entry **at) {
 }
 
 void store_put(struct store *s, struct hash128 name, const void *bytes, size_t n) {
-    struct entry *e = n < s->max_bytes ? malloc(sizeof *e + n) : NULL;
+    struct stored *e = n < s->max_bytes ? malloc(sizeof *e + n) : NULL;
     if (!e)
         return;
     e->name = name;
@@ -79,7 +79,7 @@ void store_put(struct store *s, struct hash128 name, const void *bytes, size_t n
     if (n)
         memcpy(e->bytes, bytes, n);
     pthread_mutex_lock(&s->lock);
-    struct entry **at = find(s, name);
+    struct stored **at = find(s, name);
     if (*at)
         drop(s, at);
     *find(s, name) = e;
@@ -93,7 +93,7 @@ void store_put(struct store *s, struct hash128 name, const void *bytes, size_t n
 void *store_get(struct store *s, struct hash128 name, size_t *n) {
     void *copy = NULL;
     pthread_mutex_lock(&s->lock);
-    struct entry *e = *find(s, name);
+    struct stored *e = *find(s, name);
     if (e && (copy = malloc(e->n + 1))) {
         memcpy(copy, e->bytes, e->n);
         *n = e->n;
@@ -106,7 +106,7 @@ void *store_get(struct store *s, struct hash128 name, size_t *n) {
 
 bool store_drop(struct store *s, struct hash128 name) {
     pthread_mutex_lock(&s->lock);
-    struct entry **at = find(s, name);
+    struct stored **at = find(s, name);
     bool is_there = *at != NULL;
     if (is_there)
         drop(s, at);
