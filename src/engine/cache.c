@@ -64,14 +64,14 @@ static void heap_remove(struct cache *c, enum cache_heap which, uint32_t e) {
 }
 
 bool cache_is_idle(const struct cache *c, uint32_t e) {
-    const struct entry *at = &c->entries[e];
+    const struct cache_entry *at = &c->entries[e];
     uint32_t page = at->page == NO_PAGE ? c->entries[at->parent].page : at->page;
     return page != NO_PAGE && page_is_idle(c->pages, page);
 }
 
 /* Whether an entry belongs to a heap: (5). */
 static bool belongs_to(const struct cache *c, uint32_t e, enum cache_heap which) {
-    const struct entry *at = &c->entries[e];
+    const struct cache_entry *at = &c->entries[e];
     if (e == CACHE_ROOT || at->pins)
         return false;
     switch (which) {
@@ -87,7 +87,7 @@ static bool belongs_to(const struct cache *c, uint32_t e, enum cache_heap which)
 }
 
 void cache_place(struct cache *c, uint32_t e) {
-    const struct entry *at = &c->entries[e];
+    const struct cache_entry *at = &c->entries[e];
     for (int i = 0; i < CACHE_HEAPS; i++) {
         bool is_there = at->heap_at[i] != NO_ENTRY, belongs = belongs_to(c, e, i);
         if (is_there && !belongs) {
@@ -150,7 +150,7 @@ static uint32_t position_before(const struct cache *c, enum tier tier, uint32_t 
 }
 
 uint64_t cache_payload_bytes(const struct cache *c, uint32_t e) {
-    const struct entry *at = &c->entries[e];
+    const struct cache_entry *at = &c->entries[e];
     bool has_cell = at->kind == ENTRY_SNAPSHOT && c->options.is_recurrent;
     return (at->n_tokens ? c->options.page_bytes : 0) + (has_cell ? c->options.cell_bytes : 0);
 }
@@ -158,7 +158,7 @@ uint64_t cache_payload_bytes(const struct cache *c, uint32_t e) {
 /* Tokens that would have to be processed again without it. Where state is recurrent a block alone
  * is of no use: it goes as soon as nothing follows it. */
 static uint32_t tokens_to_recompute(const struct cache *c, uint32_t e) {
-    const struct entry *at = &c->entries[e];
+    const struct cache_entry *at = &c->entries[e];
     if (!c->options.is_recurrent)
         return at->n_tokens;
     return at->kind == ENTRY_BLOCK ? 0 : at->position - position_before(c, TIERS, e);
@@ -224,7 +224,7 @@ static uint32_t find_block(const struct cache *c, uint32_t parent, const int32_t
 }
 
 void cache_set_tier(struct cache *c, uint32_t e, enum tier tier, uint32_t object) {
-    struct entry *at = &c->entries[e];
+    struct cache_entry *at = &c->entries[e];
     bool was_there = at->object[tier] != NO_OBJECT;
     at->object[tier] = object;
     c->entries[at->parent].n_below[tier] += (uint32_t)(object != NO_OBJECT) - was_there;
@@ -242,11 +242,11 @@ static uint32_t take_entry(struct cache *c) {
 }
 
 /* A new entry with these tokens, linked to its parent; it is in no tier yet. */
-static uint32_t add_entry(struct cache *c, struct entry made, const int32_t *tokens) {
+static uint32_t add_entry(struct cache *c, struct cache_entry made, const int32_t *tokens) {
     uint32_t e = take_entry(c);
     if (e == NO_ENTRY)
         return e;
-    struct entry *at = &c->entries[e], *parent = &c->entries[made.parent];
+    struct cache_entry *at = &c->entries[e], *parent = &c->entries[made.parent];
     *at = made;
     at->position = parent->position + made.n_tokens;
     at->page = at->cell = at->next_of_page = at->next_in_bucket = at->previous = NO_ENTRY;
@@ -271,22 +271,22 @@ static uint32_t add_entry(struct cache *c, struct entry made, const int32_t *tok
 
 static uint32_t add_block(struct cache *c, uint32_t parent, const int32_t *tokens,
                           struct hash128 hash) {
-    const struct entry made = {
+    const struct cache_entry made = {
         .kind = ENTRY_BLOCK, .hash = hash, .n_tokens = PAGE, .parent = parent};
     return add_entry(c, made, tokens);
 }
 
 static uint32_t add_snapshot(struct cache *c, uint32_t block, const int32_t *tokens, uint32_t n) {
-    const struct entry made = {.kind = ENTRY_SNAPSHOT,
-                               .hash = hash_of(c, block, tokens, n),
-                               .n_tokens = n,
-                               .parent = block};
+    const struct cache_entry made = {.kind = ENTRY_SNAPSHOT,
+                                     .hash = hash_of(c, block, tokens, n),
+                                     .n_tokens = n,
+                                     .parent = block};
     return add_entry(c, made, tokens);
 }
 
 /* The entry is on the device from now on. */
 static void put_on_device(struct cache *c, uint32_t e, uint32_t page, uint32_t cell) {
-    struct entry *at = &c->entries[e];
+    struct cache_entry *at = &c->entries[e];
     at->page = page;
     at->cell = cell;
     if (page != NO_PAGE) {
@@ -305,7 +305,7 @@ static void unlink_from(uint32_t *list, struct cache *c, uint32_t e, bool is_pag
 }
 
 static void take_off_device(struct cache *c, uint32_t e) {
-    struct entry *at = &c->entries[e];
+    struct cache_entry *at = &c->entries[e];
     uint32_t page = at->page, cell = at->cell;
     if (page != NO_PAGE)
         unlink_from(&c->of_page[page], c, e, true);
@@ -345,8 +345,8 @@ void cache_forget_due(struct cache *c, uint32_t e) {
 
 /* Takes an entry without children out of the tree. */
 static void remove_entry(struct cache *c, uint32_t e) {
-    struct entry *at = &c->entries[e];
-    struct entry *parent = &c->entries[at->parent];
+    struct cache_entry *at = &c->entries[e];
+    struct cache_entry *parent = &c->entries[at->parent];
     CHECK(e != CACHE_ROOT && at->n_children == 0 && at->pins == 0);
     for (int i = TIERS; i-- > 0;)
         cache_leave_tier(c, e, i);
@@ -438,7 +438,7 @@ static void evict(struct cache *c, enum cache_heap which) {
     for (;;) {
         CHECK(c->heaps[which].n > 0);
         uint32_t e = c->heaps[which].at[0];
-        struct entry *at = &c->entries[e];
+        struct cache_entry *at = &c->entries[e];
         double now = at->since + worth(c, e);
         if (now > at->priority) {
             at->priority = now;
@@ -551,7 +551,7 @@ bool cache_init(struct cache *c, const struct cache_options *options, struct pag
         has_heaps &= (c->heaps[i].at = arena_array(arena, n, sizeof *c->heaps[i].at)) != NULL;
     if (!c->entries || !c->tokens || !c->buckets || !c->of_page || !c->free_cells || !has_heaps)
         return false;
-    c->entries[CACHE_ROOT] = (struct entry){
+    c->entries[CACHE_ROOT] = (struct cache_entry){
         .first = {NO_ENTRY, NO_ENTRY},
         .next = NO_ENTRY,
         .previous = NO_ENTRY,
@@ -609,7 +609,7 @@ void cache_attach(struct cache *c, const struct cache_lower *lower) {
 /* ---- invariants --------------------------------------------------------------------------- */
 
 static const char *broken_entry(const struct cache *c, uint32_t e) {
-    const struct entry *at = &c->entries[e];
+    const struct cache_entry *at = &c->entries[e];
     bool is_somewhere = e == CACHE_ROOT;
     for (int i = 0; i < TIERS; i++)
         is_somewhere |= cache_is_in(c, e, i);
@@ -640,7 +640,7 @@ static uint32_t count_below(const struct cache *c, uint32_t e, const char **brok
         *broken = own;
     for (int kind = 0; kind < ENTRY_KINDS; kind++)
         for (uint32_t k = c->entries[e].first[kind]; k != NO_ENTRY; k = c->entries[k].next) {
-            const struct entry *at = &c->entries[k];
+            const struct cache_entry *at = &c->entries[k];
             if (at->parent != e || (int)at->kind != kind)
                 *broken = "(3) a child has another parent";
             if (at->position != c->entries[e].position + at->n_tokens)

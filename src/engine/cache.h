@@ -30,7 +30,7 @@ _Static_assert((uint32_t)HOST_NONE == NO_OBJECT && (uint32_t)DISK_NONE == NO_OBJ
 /* Why an entry may be evicted: its page is needed, or its cell, or its space in a lower tier. */
 enum cache_heap { HEAP_PAGES, HEAP_CELLS, HEAP_HOST, HEAP_DISK, CACHE_HEAPS };
 
-struct entry {
+struct cache_entry {
     enum entry_kind kind;
     struct hash128 hash;                         /* of all tokens up to its end */
     uint32_t position;                           /* tokens up to its end */
@@ -93,7 +93,7 @@ struct cache {
     struct pages *pages; /* borrowed */
     struct cache_lower lower;
     struct cache_rates rates;     /* set by the owner */
-    struct entry *entries;        /* (n_entries + 1), the root first */
+    struct cache_entry *entries;  /* (n_entries + 1), the root first */
     int32_t *tokens;              /* (n_entries + 1, PAGE) */
     uint32_t first_free, n_fresh; /* a list, and those from n_fresh on, never used */
     uint32_t *buckets;            /* (n_buckets, a power of two) */
@@ -114,7 +114,7 @@ struct cache {
 bool cache_init(struct cache *c, const struct cache_options *options, struct pages *pages,
                 struct arena *arena);
 
-static inline const struct entry *cache_entry(const struct cache *c, uint32_t e) {
+static inline const struct cache_entry *cache_entry(const struct cache *c, uint32_t e) {
     return &c->entries[e];
 }
 static inline int32_t *cache_tokens(const struct cache *c, uint32_t e) {

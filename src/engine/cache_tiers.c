@@ -24,7 +24,7 @@ static void make_room(struct cache *c, enum tier tier, uint64_t cost) {
 }
 
 static void write_to_disk(struct cache *c, uint32_t e) {
-    const struct entry *at = &c->entries[e];
+    const struct cache_entry *at = &c->entries[e];
     const struct disk_meta meta = {
         .kind = at->kind == ENTRY_BLOCK ? DISK_BLOCK : DISK_SNAPSHOT,
         .position = at->position,
@@ -89,7 +89,7 @@ static void spill(struct cache *c, uint32_t e, bool waits) {
 
 /* The same while steps run. False: no room now. */
 static bool spill_later(struct cache *c, uint32_t e) {
-    const struct entry *at = &c->entries[e];
+    const struct cache_entry *at = &c->entries[e];
     uint64_t bytes = cache_payload_bytes(c, e);
     struct err ignored;
     uint32_t object;
@@ -294,7 +294,7 @@ bool cache_fetch(struct cache *c, uint32_t e) {
 
 int cache_load(struct cache *c, uint32_t e, tier_take_fn *take, void *user, bool *is_found,
                struct err *err) {
-    struct entry *at = &c->entries[e];
+    struct cache_entry *at = &c->entries[e];
     bool is_in_host = at->object[TIER_HOST] != NO_OBJECT;
     double started = seconds_now();
     int status = SLUICE_OK;

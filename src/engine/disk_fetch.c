@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "base/thread.h"
 
-struct job {
+struct fetch {
     struct disk_meta meta;
     uint32_t host_object;
 };
@@ -22,7 +22,7 @@ struct disk_fetch {
     struct host_tier *host;
     uint32_t max_tokens;
     struct disk_reader reader; /* of the thread */
-    struct job jobs[FETCH_JOBS];
+    struct fetch jobs[FETCH_JOBS];
     int32_t *tokens; /* (FETCH_JOBS, max_tokens) */
     pthread_mutex_t lock;
     pthread_cond_t work;
@@ -45,7 +45,7 @@ static int take_bytes(void *user, uint64_t at, uint64_t n, const void *from, str
 
 /* Does the first job. Called with the lock held, which is released meanwhile. */
 static void do_job(struct disk_fetch *f) {
-    const struct job *job = &f->jobs[f->first];
+    const struct fetch *job = &f->jobs[f->first];
     struct err ignored;
     bool is_found = false;
     double started = seconds_now();
@@ -121,7 +121,7 @@ bool disk_fetch_has_room(struct disk_fetch *f) {
 
 void disk_fetch_begin(struct disk_fetch *f, uint32_t object, const int32_t *tokens,
                       uint32_t host_object) {
-    const struct job made = {disk_tier_meta(f->disk, object), host_object};
+    const struct fetch made = {disk_tier_meta(f->disk, object), host_object};
     CHECK(made.meta.n_tokens <= f->max_tokens);
     pthread_mutex_lock(&f->lock);
     CHECK(f->n < FETCH_JOBS);

@@ -132,13 +132,13 @@ static struct host_object *living(const struct host_tier *h, uint32_t object) {
 
 /* Units of a chain that follow each other in memory: the fewer calls, the faster a device
  * copies. */
-struct run {
+struct unit_run {
     uint32_t unit, next;
     uint64_t at, bytes;
 };
 
 /* The next run of an object of n bytes; false after the last. */
-static bool next_run(const struct host_tier *h, uint64_t n, struct run *r) {
+static bool next_run(const struct host_tier *h, uint64_t n, struct unit_run *r) {
     uint32_t last = r->next;
     r->at += r->bytes;
     if (r->at == n)
@@ -172,7 +172,7 @@ static int fill_here(const struct host_tier *h, uint32_t object, tier_fill_fn *f
                      struct err *err) {
     uint64_t n = h->objects[object].bytes;
     int status = SLUICE_OK;
-    struct run r = {.next = object};
+    struct unit_run r = {.next = object};
     while (!status && next_run(h, n, &r))
         status = fill(user, r.at, r.bytes, unit_at(h, r.unit), err);
     return status;
@@ -197,7 +197,7 @@ int host_tier_get(const struct host_tier *h, uint32_t object, tier_take_fn *take
                   struct err *err) {
     uint64_t n = living(h, object)->bytes;
     int status = SLUICE_OK;
-    struct run r = {.next = object};
+    struct unit_run r = {.next = object};
     CHECK(living(h, object)->state == HOST_FILLED);
     while (!status && next_run(h, n, &r))
         status = take(user, r.at, r.bytes, unit_at(h, r.unit), err);
@@ -257,7 +257,7 @@ void host_tier_unpin(struct host_tier *h, uint32_t object) {
 
 static int fill_object(const struct host_tier *h, uint32_t number, const struct host_job *job) {
     uint64_t n = h->objects[job->object].bytes;
-    struct run r = {.next = job->object};
+    struct unit_run r = {.next = job->object};
     struct err ignored; /* the device's: its next user gets it too */
     int status = SLUICE_OK;
     while (!status && next_run(h, n, &r))
@@ -351,7 +351,7 @@ bool host_tier_begin(struct host_tier *h, uint32_t object) {
 
 void host_tier_write(const struct host_tier *h, uint32_t object, uint64_t at, uint64_t n,
                      const void *from) {
-    struct run r = {.next = object};
+    struct unit_run r = {.next = object};
     while (n > 0 && next_run(h, living(h, object)->bytes, &r)) {
         if (at >= r.at + r.bytes)
             continue;

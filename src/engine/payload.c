@@ -68,7 +68,7 @@ static int move_stretches(const struct payload *p, uint64_t at, uint64_t n, uint
 }
 
 static struct payload payload_of(const struct state *st, uint32_t e) {
-    const struct entry *at = cache_entry(&st->cache, e);
+    const struct cache_entry *at = cache_entry(&st->cache, e);
     return (struct payload){
         .st = st,
         .cell = at->cell,

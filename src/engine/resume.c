@@ -58,7 +58,7 @@ static struct target snapshot_at(const struct state *st, const struct slot *s,
     t.snapshot = cache_snapshot_before(&st->cache, m->block, s->tokens, max);
     if (t.snapshot == NO_ENTRY)
         return t;
-    const struct entry *e = cache_entry(&st->cache, t.snapshot);
+    const struct cache_entry *e = cache_entry(&st->cache, t.snapshot);
     t.position = e->position;
     t.block = e->parent;
     t.tail = e->n_tokens ? t.snapshot : NO_ENTRY;

@@ -682,7 +682,7 @@ static const char *broken_slot(const struct state *st, uint32_t slot) {
     if (cache_entry(&st->cache, s->block)->position > s->length)
         return "(6) a slot's block ends after its last position";
     for (uint32_t b = s->block; b != CACHE_ROOT; b = cache_entry(&st->cache, b)->parent) {
-        const struct entry *e = cache_entry(&st->cache, b);
+        const struct cache_entry *e = cache_entry(&st->cache, b);
         if (e->page != s->pages[e->position / PAGE - 1])
             return "(6) a slot has another page than its block";
         if (memcmp(cache_tokens(&st->cache, b), s->tokens + e->position - PAGE,
