@@ -16,7 +16,7 @@
 #include "model/recode.h"
 #include "text/tokenizer_keys.h"
 
-struct job {
+struct conversion {
     const struct hub *hub;
     const struct mixture *mixture;
     struct mixture_file file;
@@ -39,7 +39,7 @@ static const struct mixture *mixture_of_folder(const struct hub *hub) {
     return mixture_find("BF16");
 }
 
-static int choose_types(struct job *j, struct err *err) {
+static int choose_types(struct conversion *j, struct err *err) {
     const struct hub *h = j->hub;
     j->types = calloc(h->n_tensors + 1, sizeof *j->types);
     if (!j->types)
@@ -62,7 +62,7 @@ static int choose_types(struct job *j, struct err *err) {
     return SLUICE_OK;
 }
 
-static int write_general(struct job *j, const char *name, struct err *err) {
+static int write_general(struct conversion *j, const char *name, struct err *err) {
     int status = hub_write_keys(j->hub, j->out, err);
     if (!status)
         status = gguf_write_str(j->out, "general.type", STR("model"), err);
@@ -77,18 +77,18 @@ static int write_general(struct job *j, const char *name, struct err *err) {
     return status;
 }
 
-struct source {
+struct tensor_source {
     const struct hub *hub;
     const struct hub_tensor *tensor;
 };
 
 static void read_rows(const void *source, uint64_t first, uint64_t count, float *out) {
-    const struct source *s = source;
+    const struct tensor_source *s = source;
     hub_read_rows(s->hub, s->tensor, first, count, out);
 }
 
 static int write_bytes(void *sink, const void *bytes, uint64_t size, struct err *err) {
-    struct job *j = sink;
+    struct conversion *j = sink;
     j->done_bytes += size;
     progress_update(&j->progress, j->done_bytes);
     return gguf_write_data(j->out, bytes, size, err);
@@ -101,7 +101,7 @@ static void release_sources(const struct hub *hub, const struct hub_tensor *t) {
         filemap_release(w->shards, w->n_shards, t->sources[i]->data, t->sources[i]->bytes);
 }
 
-static int write_tensors(struct job *j, struct err *err) {
+static int write_tensors(struct conversion *j, struct err *err) {
     int status = SLUICE_OK;
     for (uint32_t i = 0; !status && i < j->hub->n_tensors; i++) {
         const struct hub_tensor *t = &j->hub->tensors[i];
@@ -111,7 +111,7 @@ static int write_tensors(struct job *j, struct err *err) {
     j->file_bytes = gguf_writer_size(j->out);
     progress_start(&j->progress, "convert", j->file_bytes);
     for (uint32_t i = 0; !status && i < j->hub->n_tensors; i++) {
-        struct source source = {j->hub, &j->hub->tensors[i]};
+        struct tensor_source source = {j->hub, &j->hub->tensors[i]};
         status = recode_tensor(
             &(struct recode){
                 .name = source.tensor->name,
@@ -130,7 +130,7 @@ static int write_tensors(struct job *j, struct err *err) {
     return status;
 }
 
-static int write_file(struct job *j, const char *path, const char *name, struct err *err) {
+static int write_file(struct conversion *j, const char *path, const char *name, struct err *err) {
     int status = gguf_writer_open(&j->out, path, 0, err);
     if (status)
         return status;
@@ -168,7 +168,7 @@ static int convert(const char *from, const char *to, const struct mixture *mixtu
                    bool with_mtp, const char *name, struct err *err) {
     struct folder *folder = NULL;
     struct hub *hub = NULL;
-    struct job j = {0};
+    struct conversion j = {0};
     char buffer[4096];
     double started = seconds_now();
     const char *replaced = output_replaces(to), *path = output_path(to);

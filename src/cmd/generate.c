@@ -12,14 +12,14 @@
 
 /* Finds loops, the same few tokens over and over, by their period. */
 enum { LOOP_PERIODS = 64 };
-struct loop {
+struct loop_finder {
     int32_t last[LOOP_PERIODS];      /* the newest tokens, a ring */
     uint32_t repeated[LOOP_PERIODS]; /* newest tokens that equal the one a period before */
     uint64_t n;
 };
 
 /* Takes a token; true: at least 200 of the newest tokens, and 8 rounds of them, are repetition. */
-static bool loop_push(struct loop *loop, int32_t token) {
+static bool loop_push(struct loop_finder *loop, int32_t token) {
     enum { TOKENS = 200, ROUNDS = 8 };
     bool is_loop = false;
     for (uint64_t period = 1; period <= LOOP_PERIODS && period <= loop->n; period++) {
@@ -49,7 +49,7 @@ static bool end_by(struct generate *g, enum generate_end why) {
 }
 
 /* Shows a token; false: it was the last, g->end says why. */
-static bool take(struct generate *g, struct loop *loop, int32_t token, int *exit) {
+static bool take(struct generate *g, struct loop_finder *loop, int32_t token, int *exit) {
     bool is_last = false;
     if (!g->is_endless && sluice_token_is_end(g->model, token))
         return end_by(g, GENERATE_END_TOKEN);
@@ -174,7 +174,7 @@ static int submit(struct drafting *d, struct generate *g) {
 
 /* Feeds a token and generates the next, or several by a burst or right drafts. Tokens after the end
  * are ignored. */
-static bool advance(struct generate *g, struct loop *loop, struct drafting *d, int *exit) {
+static bool advance(struct generate *g, struct loop_finder *loop, struct drafting *d, int *exit) {
     const int32_t *tokens;
     int32_t token = sluice_seq_token(g->seq);
     uint32_t n, before;
@@ -200,7 +200,7 @@ static bool advance(struct generate *g, struct loop *loop, struct drafting *d, i
 }
 
 int generate(struct generate *g) {
-    struct loop loop = {0};
+    struct loop_finder loop = {0};
     struct drafting drafting;
     struct sluice_counters before, after;
     double started = seconds_now();

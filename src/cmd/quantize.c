@@ -15,7 +15,7 @@
 
 enum { MAX_LAYERS = 1024 };
 
-struct job {
+struct quantization {
     const struct gguf *in;
     const struct mixture *mixture;
     struct mixture_file file;
@@ -44,7 +44,7 @@ static uint32_t count_gqa(const struct gguf *in, struct str arch) {
     return is_known && kv_heads ? heads / kv_heads : 1;
 }
 
-static int count_layers(struct job *j, struct err *err) {
+static int count_layers(struct quantization *j, struct err *err) {
     struct str arch = {0};
     int got = gguf_get_str(j->in, "general.architecture", &arch, err);
     if (got < 0)
@@ -62,7 +62,7 @@ static int count_layers(struct job *j, struct err *err) {
 }
 
 /* For each layer, how many attention-value tensors are in the layers before it. */
-static void count_values(struct job *j) {
+static void count_values(struct quantization *j) {
     uint32_t layer;
     for (uint32_t i = 0; i < j->in->n_tensors; i++) {
         struct str name = j->in->tensors[i].name;
@@ -74,7 +74,7 @@ static void count_values(struct job *j) {
     j->file.n_values = j->values_before[MAX_LAYERS];
 }
 
-static int choose_type(struct job *j, uint32_t i, struct err *err) {
+static int choose_type(struct quantization *j, uint32_t i, struct err *err) {
     const struct tensor *t = &j->in->tensors[i];
     uint32_t layer = 0, index = 0;
     j->types[i] = (uint32_t)t->type;
@@ -90,7 +90,7 @@ static int choose_type(struct job *j, uint32_t i, struct err *err) {
     return SLUICE_OK;
 }
 
-static int choose_types(struct job *j, struct err *err) {
+static int choose_types(struct quantization *j, struct err *err) {
     int status = count_layers(j, err);
     j->file.has_output = gguf_tensor(j->in, "output.weight") != NULL;
     count_values(j);
@@ -105,7 +105,7 @@ static int choose_types(struct job *j, struct err *err) {
 /* ---- writing ------------------------------------------------------------------------------ */
 
 /* Where the weights came from, under the usual key names. */
-static int write_imatrix_keys(struct job *j, struct err *err) {
+static int write_imatrix_keys(struct quantization *j, struct err *err) {
     const struct imatrix *m = j->imatrix;
     int status = gguf_write_str(j->out, "quantize.imatrix.file", str_of(j->imatrix_path), err);
     if (!status && m->dataset.len)
@@ -117,7 +117,7 @@ static int write_imatrix_keys(struct job *j, struct err *err) {
     return status;
 }
 
-static int write_keys(struct job *j, struct err *err) {
+static int write_keys(struct quantization *j, struct err *err) {
     int status = SLUICE_OK;
     for (uint32_t i = 0; !status && i < j->in->n_keys; i++)
         if (!str_starts(j->in->keys[i].name, "split."))
@@ -145,7 +145,7 @@ static int write_bytes(void *sink, const void *bytes, uint64_t size, struct err 
 }
 
 /* Importance weights are used by the types that search for scales. */
-static int recode(struct job *j, const struct tensor *t, enum dtype to, struct err *err) {
+static int recode(struct quantization *j, const struct tensor *t, enum dtype to, struct err *err) {
     char name[128];
     float *weights = NULL;
     uint64_t n_weights = 0;
@@ -177,7 +177,7 @@ static int recode(struct job *j, const struct tensor *t, enum dtype to, struct e
     return status;
 }
 
-static int write_tensor(struct job *j, uint32_t i, struct err *err) {
+static int write_tensor(struct quantization *j, uint32_t i, struct err *err) {
     const struct tensor *t = &j->in->tensors[i];
     int status = j->types[i] == (uint32_t)t->type ? gguf_write_data(j->out, t->data, t->bytes, err)
                                                   : recode(j, t, (enum dtype)j->types[i], err);
@@ -188,7 +188,7 @@ static int write_tensor(struct job *j, uint32_t i, struct err *err) {
 }
 
 /* Requantizing rounds twice. */
-static void warn_of_second_time(const struct job *j) {
+static void warn_of_second_time(const struct quantization *j) {
     bool is_changed[DT_COUNT] = {0};
     char names[DT_COUNT * 12];
     size_t n = 0;
@@ -207,7 +207,7 @@ static void warn_of_second_time(const struct job *j) {
              j->in->path, names);
 }
 
-static int write_file(struct job *j, const char *path, struct err *err) {
+static int write_file(struct quantization *j, const char *path, struct err *err) {
     int status = gguf_writer_open(&j->out, path, j->in->alignment, err);
     if (status)
         return status;
@@ -232,7 +232,8 @@ static int write_file(struct job *j, const char *path, struct err *err) {
     return status;
 }
 
-static void report(const struct job *j, const char *path, const char *replaced, double seconds) {
+static void report(const struct quantization *j, const char *path, const char *replaced,
+                   double seconds) {
     say(SAY_NORMAL, "%s: %s, %s from %s, %.1f s, %.2f GB/s%s", path, mixture_name(j->mixture),
         human_bytes(j->written_bytes), human_bytes(j->in->file_bytes), seconds,
         (double)j->read_bytes / 1e9 / seconds, replaced);
@@ -255,7 +256,8 @@ static int open_inputs(const char *from, const char *output, const char *imatrix
 }
 
 /* The job has its mixture and the path of the importance matrix. */
-static int quantize(struct job *j, const char *from, const char *to, int threads, struct err *err) {
+static int quantize(struct quantization *j, const char *from, const char *to, int threads,
+                    struct err *err) {
     struct gguf *in = NULL;
     struct imatrix *imatrix = NULL;
     double started = seconds_now();
@@ -306,7 +308,7 @@ int cmd_quantize(int argc, char **argv) {
         exit = output_check_binary("quantize", words[1]);
     if (exit != OPTS_GO_ON)
         return exit;
-    struct job j = {.imatrix_path = imatrix_path};
+    struct quantization j = {.imatrix_path = imatrix_path};
     struct err err = {0};
     if ((exit = find_written_type("quantize", "type", words[2], &j.mixture)) != OPTS_GO_ON ||
         (exit = threads_check("quantize", &threads)) != OPTS_GO_ON)

@@ -18,14 +18,14 @@
 enum { INSIDE_BITS = 40, SCRATCH_ALIGN = 64, STATE_ALIGN = 256, IO_ALIGN = 64 };
 enum { MAX_ROWS = 1 << 20, BIASES_PER_OUTPUT = 256 };
 
-struct buffer {
+struct plan_buffer {
     uint64_t bytes, offset;
     uint32_t first, last; /* ops */
     bool is_used;
 };
 
-struct builder {
-    struct buffer *buffers;
+struct plan_builder {
+    struct plan_buffer *buffers;
     uint32_t n_buffers, capacity;
     uint64_t state_bytes;
 };
@@ -69,10 +69,10 @@ static const char *region_text(enum region region) {
 }
 
 static bool add_buffer(struct plan *plan, uint64_t bytes) {
-    struct builder *b = plan->builder;
+    struct plan_builder *b = plan->builder;
     if (b->n_buffers == b->capacity) {
         uint32_t capacity = b->capacity ? b->capacity * 2 : 64;
-        struct buffer *more = arena_array(&plan->arena, capacity, sizeof *more);
+        struct plan_buffer *more = arena_array(&plan->arena, capacity, sizeof *more);
         if (!more)
             return false;
         if (b->n_buffers)
@@ -80,7 +80,7 @@ static bool add_buffer(struct plan *plan, uint64_t bytes) {
         b->buffers = more;
         b->capacity = capacity;
     }
-    b->buffers[b->n_buffers++] = (struct buffer){.bytes = bytes};
+    b->buffers[b->n_buffers++] = (struct plan_buffer){.bytes = bytes};
     return true;
 }
 
@@ -222,7 +222,7 @@ static void copy_op(struct op *to, const struct op *from) {
 /* How many bytes an operand's region or buffer has from its offset on; 0: it is outside. Only the
  * model knows where WEIGHTS end. */
 static uint64_t bytes_left(const struct plan *plan, const struct operand *o) {
-    const struct builder *b = plan->builder;
+    const struct plan_builder *b = plan->builder;
     uint64_t inside = o->offset & ((1ull << INSIDE_BITS) - 1), number = o->offset >> INSIDE_BITS;
     uint64_t begin = o->region == REGION_SCRATCH ? inside : o->offset, end = 0;
     if (o->region == REGION_WEIGHTS)
@@ -271,7 +271,7 @@ int plan_add(struct plan *plan, const struct op *op, struct err *err) {
     for (uint32_t i = 0; i < n; i++) {
         if (refs[i].at->region != REGION_SCRATCH)
             continue;
-        struct buffer *buffer = &plan->builder->buffers[refs[i].at->offset >> INSIDE_BITS];
+        struct plan_buffer *buffer = &plan->builder->buffers[refs[i].at->offset >> INSIDE_BITS];
         buffer->first = buffer->is_used ? buffer->first : plan->n_ops;
         buffer->last = plan->n_ops;
         buffer->is_used = true;
@@ -284,12 +284,12 @@ int plan_add(struct plan *plan, const struct op *op, struct err *err) {
 
 /* The lowest offset where buffer n does not overlap an earlier buffer that is alive at the same
  * time. */
-static uint64_t find_place(const struct buffer *buffers, uint32_t n) {
+static uint64_t find_place(const struct plan_buffer *buffers, uint32_t n) {
     uint64_t at = 0;
     for (bool has_moved = true; has_moved;) {
         has_moved = false;
         for (uint32_t i = 0; i < n; i++) {
-            const struct buffer *b = &buffers[i];
+            const struct plan_buffer *b = &buffers[i];
             bool lives = b->is_used && b->first <= buffers[n].last && buffers[n].first <= b->last;
             bool overlaps =
                 b->offset < size_plus(at, buffers[n].bytes) && at < size_plus(b->offset, b->bytes);
@@ -303,7 +303,7 @@ static uint64_t find_place(const struct buffer *buffers, uint32_t n) {
 }
 
 int plan_finish(struct plan *plan, struct err *err) {
-    struct builder *b = plan->builder;
+    struct plan_builder *b = plan->builder;
     uint64_t bytes = 0;
     int status = fault_of(plan, err);
     if (status)

@@ -223,7 +223,7 @@ struct plan {
                            * layers share; none: the plan has no attention */
     struct io_layout io;
     uint64_t bytes[REGION_COUNT]; /* what the plan needs of each region */
-    struct builder *builder;      /* of build.c, unused after plan_finish */
+    struct plan_builder *builder; /* of build.c, unused after plan_finish */
     struct err fault;             /* the first operand that could not be handed out; code 0: none */
 };
 
