@@ -308,6 +308,7 @@ uninstall:
 build/data/unpacked: $(wildcard tests/data/*.tar.xz) tools/draft_block.py | $(STAMPS)/test
 	@rm -rf build/data && mkdir -p build/data
 	@for f in tests/data/*.tar.xz; do tar -xJf $$f -C build/data || exit 1; done
+	@mkdir build/data/locales && for l in de_DE tr_TR ps_AF; do localedef -f UTF-8 -i $$l --no-archive build/data/locales/$$l.UTF-8 || exit 1; done
 	@python3 tools/draft_block.py add models/stories-27m-q4_k_m.gguf build/data/mtp/stories-block.gguf build/data/mtp/stories.gguf
 	@touch $@
 
@@ -458,6 +459,7 @@ LINT_EXCEPT := $(patsubst %,--suppress=%:src/backend/cuda/ops/experts_fallback.c
 lint: | $(STAMPS)/lint
 	clang-format --dry-run -Werror $(FORMATTED)
 	bash tools/check_layers.sh
+	bash tools/check_locale.sh
 	python3 tools/check_docs.py
 	cppcheck --quiet --error-exitcode=1 --std=c11 --inline-suppr --suppress=missingIncludeSystem --suppress=unknownMacro \
 	    $(LINT_EXCEPT) --enable=warning -Iinclude -Isrc src

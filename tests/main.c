@@ -1,5 +1,6 @@
 /* main.c - runs the tests: all, or those whose names contain one of the arguments, or are one after
  * "=" (=cuda_attend). */
+#include <locale.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <sys/mman.h>
@@ -174,6 +175,10 @@ static bool is_wanted(const char *name, int argc, char **argv) {
 int main(int argc, char **argv) {
     int passed = 0, failed = 0, skipped = 0;
     name_deaths();
+    if (getenv("SLUICE_TEST_LOCALE") && !setlocale(LC_ALL, getenv("SLUICE_TEST_LOCALE"))) {
+        printf("FAILED: there is no locale %s\n", getenv("SLUICE_TEST_LOCALE"));
+        return 1;
+    }
     for (struct test *t = tests; t; t = t->next) {
         if (!is_wanted(t->name, argc, argv))
             continue;

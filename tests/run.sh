@@ -205,6 +205,7 @@ quick() {
     suite "conversations, leaks" python3 tests/test_chat.py build/asan/sluice edited several_lines_through
     replay_all
     check "includes point downwards" bash tools/check_layers.sh
+    check "no locale in the library" bash tools/check_locale.sh
     check "links of the documents" python3 tools/check_docs.py
     check "sluice.h as C++" g++ -fsyntax-only -x c++ include/sluice.h
     check_cuda
@@ -250,6 +251,10 @@ emulated="err_ size utf8 str hash_ tier_ arena pool log_ cpu_ gguf safetensors f
     quant_ plan_ delta mixture hub recode jinja chat text_ engine_refuses engine_memory
     engine_snapshots engine_sampling engine_text engine_threads_share"
 
+# What a program that embeds the library can reach, and so must be the same in any locale: not the server.
+embedded="err_ str utf8 log_ gguf safetensors folder json plan_ mixture hub recode jinja chat text_ schema grammar engine_text
+    engine_refuses engine_sampling synth"
+
 all() {
     make_quietly test-binaries && make_quietly MODE=asan test-binaries replays build/asan/every_verb || build_failed
     quick
@@ -265,6 +270,7 @@ all() {
     make_quietly STATIC=1 build/static/sluice
     suite "server, static" python3 tests/test_server.py build/static/sluice openai_chat paths sigterm
     suite "gcc, no SIMD" env SLUICE_CPU=none build/tests
+    suite "in Turkish" env LOCPATH=build/data/locales SLUICE_TEST_LOCALE=tr_TR.UTF-8 build/tests $embedded
     export SLUICE_TEST_SHORT=1
     case $(uname -m) in
         x86_64)

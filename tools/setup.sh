@@ -43,6 +43,7 @@ need_test() {
     need python3-venv python3 -c 'import venv, ensurepip' 2>/dev/null
     need g++ have g++
     need pkg-config have pkg-config
+    need locales test -e /usr/share/i18n/locales/tr_TR
     need libpcre2-dev has_header gcc pcre2.h
 }
 has_fuzzer() {

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/locale.h"
 #include "base/str.h"
 #include "version.h" /* made by the Makefile from git */
 
@@ -42,7 +43,7 @@ int err_set(struct err *err, int code, const char *format, ...) {
     err->code = code;
     va_list args;
     va_start(args, format);
-    vsnprintf(err->text, sizeof err->text, format, args);
+    locale_vprint(err->text, sizeof err->text, format, args);
     va_end(args);
     err_make_printable(err->text);
     return code;
@@ -59,7 +60,7 @@ int err_prefix(struct err *err, const char *format, ...) {
     memcpy(was, err->text, sizeof was);
     va_list args;
     va_start(args, format);
-    int n = vsnprintf(err->text, sizeof err->text, format, args);
+    int n = locale_vprint(err->text, sizeof err->text, format, args);
     va_end(args);
     if (n > 0 && (size_t)n < sizeof err->text)
         snprintf(err->text + n, sizeof err->text - (size_t)n, ": %s", was);

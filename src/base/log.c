@@ -3,7 +3,8 @@
 
 #include <stdarg.h>
 #include <stddef.h>
-#include <stdio.h>
+
+#include "base/locale.h"
 
 static log_fn *hook;
 static void *hook_user;
@@ -19,7 +20,7 @@ void log_line(enum log_level level, const char *format, ...) {
     char line[1024];
     va_list args;
     va_start(args, format);
-    vsnprintf(line, sizeof line, format, args);
+    locale_vprint(line, sizeof line, format, args);
     va_end(args);
     hook(hook_user, level, line);
 }

@@ -12,6 +12,17 @@ bool str_contains(struct str a, const char *z) {
     return memmem(a.at, a.len, z, strlen(z)) != NULL;
 }
 
+static unsigned char lower(char c) {
+    return c >= 'A' && c <= 'Z' ? (unsigned char)(c - 'A' + 'a') : (unsigned char)c;
+}
+
+bool str_is_caseless(struct str a, const char *z) {
+    size_t i = 0;
+    while (i < a.len && z[i] && lower(a.at[i]) == lower(z[i]))
+        i++;
+    return i == a.len && !z[i];
+}
+
 size_t utf8_decode(struct str s, uint32_t *character) {
     if (s.len == 0)
         return 0;

@@ -46,6 +46,9 @@ static inline bool str_ends(struct str a, const char *z) {
 
 bool str_contains(struct str a, const char *z);
 
+/* As str_is, without the case of ASCII's letters; of no others, whatever the locale. */
+bool str_is_caseless(struct str a, const char *z);
+
 /* The slice without its first n bytes; n is at most its length. */
 static inline struct str str_skip(struct str a, size_t n) {
     return (struct str){a.at + n, a.len - n};

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/locale.h"
 #include "base/size.h"
 #include "engine/engine.h"
 #include "model/mixture.h"
@@ -202,7 +203,9 @@ int sluice_encode_chat(const sluice_model *m, const char *request, int32_t *toke
         return SLUICE_ERR_ARGUMENT;
     }
     *n = 0;
+    locale_t before = locale_enter();
     json_t *json = json_loads(request, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &where);
+    locale_leave(before);
     int status = SLUICE_OK;
     if (!m->tokenizer)
         status = err_set(&err, SLUICE_ERR_UNSUPPORTED, "the model has no tokenizer");

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "base/filemap.h"
+#include "base/locale.h"
 #include "base/memory.h"
 #include "engine/engine.h"
 
@@ -28,7 +29,7 @@ __attribute__((format(printf, 2, 3))) static void add_advice(struct fit *f, cons
     va_list args;
     CHECK(f->n_advice < FIT_ADVICE);
     va_start(args, format);
-    vsnprintf(f->advice[f->n_advice++], sizeof f->advice[0], format, args);
+    locale_vprint(f->advice[f->n_advice++], sizeof f->advice[0], format, args);
     va_end(args);
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/filemap.h"
+#include "base/locale.h"
 
 static const struct json_limits defaults = {
     .max_bytes = 512u << 20, .max_values = 8000000, .max_depth = 64};
@@ -61,8 +62,10 @@ json_t *json_parse(struct str text, const char *what, const struct json_limits *
     if (check_limits(text, what, limits, err))
         return NULL;
     json_error_t error;
+    locale_t before = locale_enter();
     json_t *value = json_loadb(text.len ? text.at : "", text.len,
                                JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+    locale_leave(before);
     if (!value && json_error_code(&error) == json_error_out_of_memory)
         err_set(err, SLUICE_ERR_MEMORY, "%s: out of memory for JSON of %zu bytes", what, text.len);
     else if (!value)

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "base/array.h"
+#include "base/locale.h"
 #include "base/size.h"
 #include "grammar/compile.h"
 
@@ -35,7 +36,7 @@ const struct expr *schema_fail(struct schema *s, int code, const char *format, .
     if (s->status)
         return expr_never(s->b);
     va_start(list, format);
-    vsnprintf(text, sizeof text, format, list);
+    locale_vprint(text, sizeof text, format, list);
     va_end(list);
     s->status = err_set(s->err, code, "schema, at %s: %s", s->path, text);
     return expr_never(s->b);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/locale.h"
 #include "base/size.h"
 #include "grammar/schema.h"
 
@@ -107,8 +108,8 @@ void number_write(const json_t *value, char out[40]) {
         return;
     }
     for (int precision = 15; precision <= 17; precision++) {
-        snprintf(out, 40, "%.*g", precision, json_real_value(value));
-        if (strtod(out, NULL) == json_real_value(value))
+        locale_print(out, 40, "%.*g", precision, json_real_value(value));
+        if (locale_number(out) == json_real_value(value))
             return;
     }
 }
@@ -122,12 +123,12 @@ static bool read_decimal(const json_t *value, struct decimal *out) {
     else if (fabs(x) >= 1e15 || (x != 0 && fabs(x) < 1e-9))
         return false;
     else
-        snprintf(text, sizeof text, "%.*f", fabs(x) < 1 ? 17 : 15 - (int)ceil(log10(fabs(x) + 1)),
-                 x);
+        locale_print(text, sizeof text, "%.*f",
+                     fabs(x) < 1 ? 17 : 15 - (int)ceil(log10(fabs(x) + 1)), x);
     for (int precision = 1; json_is_real(value) && precision < 17; precision++) {
         char shorter[64];
-        snprintf(shorter, sizeof shorter, "%.*f", precision, x);
-        if (strtod(shorter, NULL) == x) {
+        locale_print(shorter, sizeof shorter, "%.*f", precision, x);
+        if (locale_number(shorter) == x) {
             snprintf(text, sizeof text, "%s", shorter);
             break;
         }

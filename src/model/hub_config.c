@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/locale.h"
 #include "model/arch.h"
 
 #define PI 3.14159265358979323846
@@ -17,7 +18,10 @@ static const char *found(const json_t *v, char out[40]) {
     memset(out, 0, 40);
     if (!v)
         return "missing";
-    if (json_dumpb(v, out, FITS, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII) > FITS)
+    locale_t before = locale_enter();
+    size_t n = json_dumpb(v, out, FITS, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII);
+    locale_leave(before);
+    if (n > FITS)
         memcpy(out + strnlen(out, FITS), "...", 4); /* parts that do not fit are not written */
     return out;
 }

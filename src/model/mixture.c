@@ -1,8 +1,6 @@
 /* mixture.c - which number format each tensor of a file gets. */
 #include "model/mixture.h"
 
-#include <strings.h>
-
 enum rule {
     RULE_PLAIN,  /* every tensor the base type */
     RULE_HEAD,   /* only the head gets more bits */
@@ -58,10 +56,10 @@ static const char *const without_size[][2] = {
 
 const struct mixture *mixture_find(const char *name) {
     for (size_t i = 0; i < sizeof without_size / sizeof *without_size; i++)
-        if (strcasecmp(without_size[i][0], name) == 0)
+        if (str_is_caseless(str_of(name), without_size[i][0]))
             name = without_size[i][1];
     for (size_t i = 0; i < sizeof mixtures / sizeof *mixtures; i++)
-        if (strcasecmp(mixtures[i].name, name) == 0)
+        if (str_is_caseless(str_of(name), mixtures[i].name))
             return &mixtures[i];
     return NULL;
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/locale.h"
 #include "text/jinja_run.h"
 
 static bool is_given(struct value v) {
@@ -242,8 +243,8 @@ static double round_float(double real, int64_t digits) {
     char text[512];
     if (!isfinite(real) || digits > 100 || fabs(real) > 1e100)
         return real;
-    snprintf(text, sizeof text, "%.*f", (int)digits, real);
-    return strtod(text, NULL);
+    locale_print(text, sizeof text, "%.*f", (int)digits, real);
+    return locale_number(text);
 }
 
 static bool filter_round(struct run *run, const struct call *call, struct value *out) {

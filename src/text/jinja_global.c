@@ -1,4 +1,5 @@
 /* jinja_global.c - the functions that every template has: one row each. */
+#include "base/locale.h"
 #include "text/jinja_run.h"
 
 static bool global_range(struct run *run, const struct call *call, struct value *out) {
@@ -109,7 +110,7 @@ static bool global_strftime_now(struct run *run, const struct call *call, struct
     if (!jinja_put(run, STR(" ")) || !jinja_put(run, clean.string->text) ||
         !jinja_take(run, mark, &clean))
         return false;
-    size_t n = strftime(text, sizeof text, clean.string->text.at, &run->now);
+    size_t n = locale_time(text, sizeof text, clean.string->text.at, &run->now);
     if (n == 0 || !utf8_valid((struct str){text, n}))
         return jinja_fail(run, "strftime_now: the format gives no text");
     return jinja_string_copy(run, (struct str){text + 1, n - 1}, out);

@@ -4,8 +4,8 @@
  * its side; a block or comment at the start of its line takes the spaces before it (lstrip_blocks)
  * and the newline after it (trim_blocks); a `+` keeps them. */
 #include <stdarg.h>
-#include <stdio.h>
 
+#include "base/locale.h"
 #include "text/jinja_ast.h"
 
 enum { MAX_OPEN = 512 }; /* brackets; the parser allows fewer, this is the lexer's own guard */
@@ -26,7 +26,7 @@ int jinja_error(struct err *err, int code, uint32_t line, const char *format, ..
     char what[sizeof err->text];
     va_list args;
     va_start(args, format);
-    vsnprintf(what, sizeof what, format, args);
+    locale_vprint(what, sizeof what, format, args);
     va_end(args);
     return err_set(err, code, "chat template, line %u: %s", line, what);
 }

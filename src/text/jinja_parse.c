@@ -2,13 +2,14 @@
 #include "text/jinja_parse.h"
 
 #include <stdarg.h>
-#include <stdio.h>
+
+#include "base/locale.h"
 
 bool parse_fail(struct parser *p, uint32_t line, const char *format, ...) {
     char what[sizeof p->err->text];
     va_list args;
     va_start(args, format);
-    vsnprintf(what, sizeof what, format, args);
+    locale_vprint(what, sizeof what, format, args);
     va_end(args);
     p->code = jinja_error(p->err, SLUICE_ERR_FORMAT, line, "%s", what);
     return false;

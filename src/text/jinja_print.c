@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <utf8proc.h>
 
+#include "base/locale.h"
 #include "text/jinja_ast.h"
 
 /* Reserves n more bytes. */
@@ -82,8 +83,8 @@ static int shortest_digits(double real, char out[32]) {
      * need any number. */
     int precision = fpclassify(real) == FP_NORMAL ? 14 : 0;
     do
-        snprintf(out, 32, "%.*e", precision, real);
-    while (strtod(out, NULL) != real && ++precision < 17);
+        locale_print(out, 32, "%.*e", precision, real);
+    while (locale_number(out) != real && ++precision < 17);
     char *e = strchr(out, 'e'), *end = e;
     while (end[-1] == '0' && precision > 0) {
         end--;
@@ -106,7 +107,7 @@ static void format_float(double real, char out[40]) {
                  abs(exponent));
     } else {
         int decimals = precision - exponent;
-        snprintf(out, 40, "%.*f", decimals > 1 ? decimals : 1, real);
+        locale_print(out, 40, "%.*f", decimals > 1 ? decimals : 1, real);
     }
 }
 

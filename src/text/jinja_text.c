@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <utf8proc.h>
 
+#include "base/locale.h"
 #include "text/jinja_ast.h"
 
 bool jinja_is_space(uint32_t c) {
@@ -207,7 +208,7 @@ bool jinja_parse_float(struct str text, double *out) {
     const char *digits = z + (z[0] == '-' || z[0] == '+');
     static const char *const words[] = {"inf", "infinity", "nan"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        if (strcasecmp(digits, words[i]) == 0) {
+        if (str_is_caseless(str_of(digits), words[i])) {
             double value = i < 2 ? (double)INFINITY : (double)NAN;
             *out = z[0] == '-' ? -value : value;
             return true;
@@ -218,7 +219,7 @@ bool jinja_parse_float(struct str text, double *out) {
         if (*from != '_')
             *to++ = *from;
     *to = 0;
-    *out = strtod(z, NULL);
+    *out = locale_number(z);
     return true;
 }
 
@@ -483,9 +484,9 @@ static bool put_number_directive(struct run *run, const struct directive *d) {
         width = d->width;
     int precision = d->has_precision ? d->precision : is_real ? 6 : -1;
     if (is_real)
-        snprintf(digits, sizeof digits, format, width, precision, jinja_number(d->value));
+        locale_print(digits, sizeof digits, format, width, precision, jinja_number(d->value));
     else
-        snprintf(digits, sizeof digits, format, width, precision, (long long)integer);
+        locale_print(digits, sizeof digits, format, width, precision, (long long)integer);
     return put_padded(run, d, str_of(digits));
 }
 

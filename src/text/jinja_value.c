@@ -3,8 +3,8 @@
 
 #include <math.h>
 #include <stdarg.h>
-#include <stdio.h>
 
+#include "base/locale.h"
 #include "text/jinja_ast.h"
 
 enum {
@@ -16,7 +16,7 @@ bool jinja_fail(struct run *run, const char *format, ...) {
     char what[sizeof run->err->text];
     va_list args;
     va_start(args, format);
-    vsnprintf(what, sizeof what, format, args);
+    locale_vprint(what, sizeof what, format, args);
     va_end(args);
     jinja_error(run->err, SLUICE_ERR_FORMAT, run->line, "%s", what);
     return false;
@@ -44,7 +44,7 @@ bool jinja_undefined(struct run *run, struct value *out, const char *format, ...
     char why[256];
     va_list args;
     va_start(args, format);
-    vsnprintf(why, sizeof why, format, args);
+    locale_vprint(why, sizeof why, format, args);
     va_end(args);
     size_t size = strlen(why) + 1;
     char *copy = jinja_alloc(run, 1, size);

@@ -5,6 +5,7 @@
 
 #include "backend/cuda/host/cuda.h"
 #include "backend/cuda/ops/state.h"
+#include "base/locale.h"
 #include "base/size.h"
 
 /* ---- devices ------------------------------------------------------------------------------ */
@@ -64,10 +65,10 @@ static bool cuda_device_line(int i, char *out, size_t size) {
     driver.device_name(name, sizeof name, b.device);
     driver.device_memory(&bytes, b.device);
     driver.driver_version(&version);
-    snprintf(out, size,
-             "cuda: device %d, %s, compute %d.%d, %u SMs, %.1f GB, driver for CUDA %d.%d", i, name,
-             b.capability / 10, b.capability % 10, b.n_sms, (double)bytes / 1e9, version / 1000,
-             version % 1000 / 10);
+    locale_print(out, size,
+                 "cuda: device %d, %s, compute %d.%d, %u SMs, %.1f GB, driver for CUDA %d.%d", i,
+                 name, b.capability / 10, b.capability % 10, b.n_sms, (double)bytes / 1e9,
+                 version / 1000, version % 1000 / 10);
     return true;
 }
 

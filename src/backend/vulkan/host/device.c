@@ -7,6 +7,7 @@
 
 #include "backend/vulkan/host/host.h"
 #include "base/cpu.h"
+#include "base/locale.h"
 #include "base/memory.h"
 #include "base/size.h"
 
@@ -337,11 +338,11 @@ bool vulkan_device_line(int i, char *out, size_t size) {
     struct err err;
     bool is_there = b && e && find_device(b, i, e, &a, &err) == SLUICE_OK;
     if (is_there)
-        snprintf(out, size, "vulkan: device %d, %s, subgroups of %u, %.1f GB%s%s%s", i, b->name,
-                 b->can.subgroup_size, (double)b->memory.memoryHeaps[device_heap(b)].size / 1e9,
-                 b->can.is_unified ? " shared with the host" : "",
-                 b->can.has_dot ? ", int8 dot products" : "",
-                 b->has_import && b->can.is_unified ? ", reads mapped files" : "");
+        locale_print(out, size, "vulkan: device %d, %s, subgroups of %u, %.1f GB%s%s%s", i, b->name,
+                     b->can.subgroup_size, (double)b->memory.memoryHeaps[device_heap(b)].size / 1e9,
+                     b->can.is_unified ? " shared with the host" : "",
+                     b->can.has_dot ? ", int8 dot products" : "",
+                     b->has_import && b->can.is_unified ? ", reads mapped files" : "");
     free(b);
     free(e);
     return is_there;

@@ -5,6 +5,7 @@
 
 #include "backend/vulkan/host/host.h"
 #include "base/array.h"
+#include "base/locale.h"
 #include "base/size.h"
 
 /* ---- buffers ------------------------------------------------------------------------------ */
@@ -83,7 +84,7 @@ int vulkan_make_buffer(struct backend *b, struct vulkan_buffer *out, uint64_t by
     }
     b->count.allocations++;
     char text[96];
-    snprintf(text, sizeof text, "%s, %.3f GB", what, (double)bytes / 1e9);
+    locale_print(text, sizeof text, "%s, %.3f GB", what, (double)bytes / 1e9);
     int status = vulkan_done(b, result, text, err);
     if (status)
         vulkan_free_buffer(b, out);
