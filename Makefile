@@ -410,7 +410,7 @@ test: | $(STAMPS)/test
 	+@bash tests/run.sh build $(MAKE) --no-print-directory MODE=asan test-binaries replays build/asan/every_verb
 	@bash tests/run.sh quick
 
-test-all: | $(STAMPS)/test $(STAMPS)/fuzz $(STAMPS)/gguf
+test-all: | $(STAMPS)/test $(STAMPS)/fuzz $(STAMPS)/gguf $(STAMPS)/musl
 	@bash tests/run.sh all
 
 asan:

@@ -5,6 +5,7 @@
 #   test             what the tests need on top
 #   fuzz, lint, bench
 #   gguf             gguf-py, the reference of number formats (test-all)
+#   musl             another C library, to compile for (test-all)
 #   cross-TRIPLET    a cross compiler, its libraries, and qemu to run what it makes
 #
 # Looks first and installs only what is missing: with apt, as root or through sudo. Elsewhere, or
@@ -79,6 +80,7 @@ case $purpose in
     fuzz) need_test; need clang have clang; need llvm have llvm-symbolizer ;;
     lint) need_build; need clang-format have clang-format; need cppcheck have cppcheck ;;
     bench | gguf) need_test ;;
+    musl) need_build; need musl-tools have musl-gcc ;;
     cross-*) need_cross "${purpose#cross-}" ;;
     *) echo "setup: unknown purpose $purpose" >&2; exit 1 ;;
 esac

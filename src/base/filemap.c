@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -225,6 +224,12 @@ int filemap_no_room(const char *folder, const char *what, uint64_t bytes, uint64
                    (double)bytes / 1e9, what, (double)room / 1e9);
 }
 
+/* By TMPFS_MAGIC and RAMFS_MAGIC of linux/magic.h, which comes with a kernel, not with a C library.
+ */
+static bool is_in_memory(const struct statfs *fs) {
+    return (uint32_t)fs->f_type == 0x01021994 || (uint32_t)fs->f_type == 0x858458f6;
+}
+
 int filemap_room(const char *folder, const char *what, uint64_t *bytes, struct err *err) {
     struct statfs fs;
     struct stat st;
@@ -233,7 +238,7 @@ int filemap_room(const char *folder, const char *what, uint64_t *bytes, struct e
     errno = S_ISDIR(st.st_mode) ? 0 : ENOTDIR;
     if (errno || access(folder, W_OK | X_OK) != 0)
         return cannot_use(folder, what, err);
-    if ((unsigned)fs.f_type == TMPFS_MAGIC || (unsigned)fs.f_type == RAMFS_MAGIC)
+    if (is_in_memory(&fs))
         return err_set(err, SLUICE_ERR_IO,
                        "%s: is in memory (tmpfs), expected a folder on a disk for %s", folder,
                        what);

@@ -650,11 +650,11 @@ static void read_all(void *context, uint64_t begin, uint64_t end) {
 
 /* GB/s that this many threads read from memory together; the best of some tries. */
 static double measure_bandwidth(int threads) {
-    enum { TRIES = 4 * WAYS, GRAIN = 1 << 16, HUGE = 2 << 20 }; /* four megabytes a piece */
+    enum { TRIES = 4 * WAYS, GRAIN = 1 << 16, HUGE_PAGE = 2 << 20 }; /* four megabytes a piece */
     uint64_t bytes = memory_available() > 4ull << 30 ? 1ull << 30 : 1ull << 28, n = bytes / 64;
     struct err err;
     struct pool *pool = NULL;
-    struct sweep s = {.data = aligned_alloc(HUGE, bytes)};
+    struct sweep s = {.data = aligned_alloc(HUGE_PAGE, bytes)};
     double best = 0;
     if (s.data && pool_open(&pool, threads ? threads : cpu_count(), &err) == SLUICE_OK) {
         madvise((void *)s.data, bytes, MADV_HUGEPAGE); /* as packed weights are */

@@ -17,6 +17,10 @@
 #include "base/size.h"
 #include "engine/disk_internal.h"
 
+#ifndef __GLIBC__ /* musl has the call by this name */
+#define getdents64 getdents
+#endif
+
 /* ---- folders ------------------------------------------------------------------------------ */
 
 static int open_folder(int at, const char *name, int flags) {
@@ -51,9 +55,9 @@ void disk_each_name(struct disk_tier *d, int folder,
                     void *user) {
     ssize_t n;
     lseek(folder, 0, SEEK_SET);
-    while ((n = getdents64(folder, d->entries, ENTRY_BYTES)) > 0)
+    while ((n = getdents64(folder, (void *)d->entries, ENTRY_BYTES)) > 0)
         for (ssize_t at = 0; at < n;) {
-            struct dirent64 *entry = (struct dirent64 *)(d->entries + at);
+            struct dirent *entry = (struct dirent *)(d->entries + at);
             at += entry->d_reclen;
             if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
                 fn(d, folder, entry->d_name, user);

@@ -1,10 +1,10 @@
 /* metrics.c - what is counted for /metrics, in Prometheus' text format. */
 #include "serve/metrics.h"
 
-#include <malloc.h>
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "base/memory.h"
 #include "serve/worker.h"
 
 static const double seconds_bounds[] = {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
@@ -103,23 +103,10 @@ static void write_tiers(const struct metrics *m, const struct worker_state *s, s
         write_family(&families[i], out);
 }
 
-struct heap {
-    double used, held;
-};
-
-/* What malloc holds. Its per-thread caches, up to some 200 kB each, count as used. */
-static struct heap heap_now(void) {
-#if __GLIBC_PREREQ(2, 33)
-    struct mallinfo2 m = mallinfo2();
-#else
-    struct mallinfo m = mallinfo(); /* of up to 2 GB */
-#endif
-    return (struct heap){(double)(m.uordblks + m.hblkhd), (double)(m.arena + m.hblkhd)};
-}
-
 void metrics_write(const struct metrics *m, const struct worker_state *s,
                    const struct sluice_memory *memory, struct buffer *out) {
-    struct heap heap = heap_now();
+    struct memory_heap heap;
+    bool has_heap = memory_heap(&heap);
     const struct {
         const char *name, *type, *help;
         double value;
@@ -163,10 +150,11 @@ void metrics_write(const struct metrics *m, const struct worker_state *s,
         {"weights_bytes", "gauge", "of the weights", (double)(memory->weights + memory->packed)},
         {"state_bytes", "gauge", "of KV cache, recurrent state and snapshots",
          (double)memory->state},
+        /* The last two only where malloc says. */
         {"heap_used_bytes", "gauge", "of malloc's memory, in use", heap.used},
         {"heap_held_bytes", "gauge", "of malloc's memory, in use or kept for later", heap.held},
     };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+    for (size_t i = 0; i < sizeof rows / sizeof *rows - (has_heap ? 0 : 2); i++)
         buffer_printf(out, "# HELP sluice_%s %s\n# TYPE sluice_%s %s\nsluice_%s %.15g\n",
                       rows[i].name, rows[i].help, rows[i].name, rows[i].type, rows[i].name,
                       rows[i].value);

@@ -1,8 +1,7 @@
 /* background.c - threads for slow work of a single request. */
 #include "serve/http/background.h"
 
-#include <malloc.h>
-
+#include "base/memory.h"
 #include "base/thread.h"
 #include "serve/http/exchange.h"
 
@@ -65,7 +64,7 @@ static void *work(void *user) {
         x->long_task(x);
         exchange_release(x);
         if (is_long)
-            malloc_trim(0); /* give hundreds of megabytes back to the system */
+            memory_trim(); /* hundreds of megabytes */
     }
     return NULL;
 }
