@@ -234,6 +234,7 @@ $(call objects,src/base/err.c): $(B)/version.h
 FEATURES := $(if $(filter 1,$(CUDA)),SLUICE_CUDA) $(if $(filter 1,$(VULKAN)),SLUICE_VULKAN) $(if $(filter 1,$(SERVER)),SLUICE_SERVER)
 $(B)/built_with.h: FORCE | $(NEEDS)
 	@mkdir -p $(@D)
+	@$(CC) $(CFLAGS) -fsyntax-only -x c src/base/machine.h
 	@for f in $(FEATURES); do echo "#define $$f 1"; done | cmp -s - $@ || \
 	for f in $(FEATURES); do echo "#define $$f 1"; done > $@
 

@@ -1014,6 +1014,18 @@ def test_make_uses_all_processors():
         assert re.search(rf"^MAKEFLAGS = .*-j{jobs}\b", text, re.M), re.search(r"^MAKEFLAGS.*", text, re.M)
 
 
+@test
+def other_machines_are_refused_by_one_line():
+    env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    narrow = {"x86_64": "-m32", "aarch64": "-mabi=ilp32"}[os.uname().machine]
+    with tempfile.TemporaryDirectory() as d:
+        for flag, code in ((narrow, 2), ("-O0", 0)):
+            p = subprocess.run(["make", "-s", "-C", str(ROOT), f"B={d}", f"CC=gcc {flag}", f"{d}/built_with.h"], stderr=subprocess.PIPE, env=env)
+            lines = [line for line in p.stderr.decode().splitlines() if "error: " in line]
+            assert p.returncode == code and len(lines) == (code != 0), lines
+            assert code == 0 or "error: #error \"Sluice needs a 64-bit machine" in lines[0], lines
+
+
 # ---- a model that speaks ------------------------------------------------------------------------
 
 SANITIZED = "asan" in SLUICE or "tsan" in SLUICE

@@ -6,6 +6,7 @@
 #ifndef BASE_ERR_H
 #define BASE_ERR_H
 
+#include "base/machine.h"
 #include "sluice.h"
 
 struct err {
