@@ -7,6 +7,7 @@
 #include "base/arena.h"
 #include "base/array.h"
 #include "base/cpu.h"
+#include "base/entropy.h"
 #include "base/err.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -134,6 +135,16 @@ TEST(str_compares_slices) {
 /* Values of xxHash's own self-test, over its own buffer: every path through XXH3 by length. */
 /* XXH3 multiplies the halves of 8 bytes, each XORed with constants: where one half becomes 0 the
  * other does not matter but for its sum with that of another place. */
+TEST(hash_secrets_differ) {
+    unsigned char a[ENTROPY_MAX], b[ENTROPY_MAX], other[8] = {0};
+    entropy_fill(a, sizeof a);
+    entropy_fill(b, sizeof b);
+    EXPECT(memcmp(a, b, sizeof a) != 0);
+    EXPECT(memcmp(a, a + sizeof a / 2, sizeof a / 2) != 0);
+    entropy_fill(other, 4);
+    EXPECT(memcmp(other + 4, "\0\0\0\0", 4) == 0);
+}
+
 TEST(hash_with_a_secret_has_no_equals_by_choice) {
     struct hash128 names[2][2];
     for (uint32_t i = 0; i < 2; i++) {

@@ -6,15 +6,16 @@
  * the controller need no case of their own. */
 #include "base/cgroup.h"
 
-#include <assert.h>
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+enum { PATH_BYTES = 4096 }; /* PATH_MAX of Linux; the widths in take_mount */
+
 uint64_t cgroup_read(const char *root, const char *path, const char *name) {
-    char whole[2 * PATH_MAX], line[256];
+    char whole[2 * PATH_BYTES], line[256];
     uint64_t found = UINT64_MAX;
     snprintf(whole, sizeof whole, "%s%s", root, path);
     FILE *f = fopen(whole, "re");
@@ -42,7 +43,7 @@ static bool has_word(const char *list, const char *word) {
 /* Calls `on` with each line of a file, without its end, until that returns true. */
 static bool find_line(const char *root, const char *path, bool (*on)(void *user, char *line),
                       void *user) {
-    char whole[PATH_MAX];
+    char whole[PATH_BYTES];
     snprintf(whole, sizeof whole, "%s%s", root, path);
     FILE *f = fopen(whole, "re");
     char *line = NULL;
@@ -58,13 +59,11 @@ static bool find_line(const char *root, const char *path, bool (*on)(void *user,
     return is_found;
 }
 
-static_assert(PATH_MAX == 4096, "the widths in take_mount");
-
 /* A hierarchy: the one of a controller of version 1, or version 2 (controller NULL). */
 struct hierarchy {
     const char *controller;
-    char group[PATH_MAX];                    /* of this process, as the kernel names it */
-    char mount_root[PATH_MAX], at[PATH_MAX]; /* the group that is mounted, and where */
+    char group[PATH_BYTES];                      /* of this process, as the kernel names it */
+    char mount_root[PATH_BYTES], at[PATH_BYTES]; /* the group that is mounted, and where */
 };
 
 /* "4:cpu,cpuacct:/a/b", or "0::/a/b" in version 2. */
@@ -105,7 +104,7 @@ static void each_group(const char *root, const char *controller,
     size_t skipped = strcmp(h.mount_root, "/") == 0 ? 0 : strlen(h.mount_root);
     bool is_below = strncmp(h.group, h.mount_root, skipped) == 0 &&
                     (h.group[skipped] == '/' || !h.group[skipped]) && !strstr(h.group, "/..");
-    char folder[2 * PATH_MAX];
+    char folder[2 * PATH_BYTES];
     int top = snprintf(folder, sizeof folder, "%s", h.at);
     if (is_below && strcmp(h.group + skipped, "/") != 0)
         snprintf(folder + top, sizeof folder - (size_t)top, "%s", h.group + skipped);
@@ -115,7 +114,7 @@ static void each_group(const char *root, const char *controller,
 
 static uint64_t read_file(const char *root, const char *folder, const char *file,
                           const char *name) {
-    char path[2 * PATH_MAX + 64];
+    char path[2 * PATH_BYTES + 64];
     snprintf(path, sizeof path, "%s/%s", folder, file);
     return cgroup_read(root, path, name);
 }

@@ -11,10 +11,11 @@
 
 #include "base/cgroup.h"
 
-#if defined(__aarch64__)
-#include <sys/auxv.h>
-#elif defined(__x86_64__)
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#ifdef __linux__
+#include <sys/auxv.h>
 #include <sys/syscall.h>
 #endif
 
@@ -40,8 +41,12 @@ static const struct {
 #if defined(__x86_64__)
 /* Tile registers (AMX) are off until a process asks the kernel for them. */
 static bool may_use_tiles(void) {
+#ifdef __linux__
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_TILEDATA = 18 };
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_TILEDATA) == 0;
+#else
+    return false;
+#endif
 }
 
 static uint64_t enabled_state(void) {
@@ -84,13 +89,15 @@ static uint32_t detect(void) {
 }
 #elif defined(__aarch64__)
 static uint32_t detect(void) {
-    unsigned long hw = getauxval(AT_HWCAP), hw2 = getauxval(AT_HWCAP2);
     uint32_t found = CPU_NEON; /* part of the base architecture */
+#ifdef __linux__
+    unsigned long hw = getauxval(AT_HWCAP), hw2 = getauxval(AT_HWCAP2);
     found |= hw >> 20 & 1 ? CPU_DOTPROD : 0;
     found |= hw >> 22 & 1 ? CPU_SVE : 0;
     found |= hw >> 23 & 1 ? CPU_FHM : 0;
     found |= hw2 >> 13 & 1 ? CPU_I8MM : 0;
     found |= hw2 >> 14 & 1 ? CPU_BF16 : 0;
+#endif
     return found;
 }
 #else
@@ -176,9 +183,11 @@ const char *cpu_feature_names(void) {
 }
 
 static int by_affinity(void) {
+#ifdef __linux__
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0)
         return CPU_COUNT(&set);
+#endif
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n > 0 ? (int)n : 1;
 }

@@ -8,13 +8,55 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
+#ifdef __linux__
 #include <sys/vfs.h>
+#endif
 #include <unistd.h>
 
 #include "base/descriptor.h"
 #include "base/registry.h"
 
 static struct registry mapped_files;
+
+/* ---- what Linux has calls for ------------------------------------------------------------- */
+
+#ifdef __linux__
+/* By TMPFS_MAGIC and RAMFS_MAGIC of linux/magic.h, which comes with a kernel, not with a C library.
+ */
+static bool is_in_memory(const char *folder) {
+    struct statfs fs;
+    return statfs(folder, &fs) == 0 &&
+           ((uint32_t)fs.f_type == 0x01021994 || (uint32_t)fs.f_type == 0x858458f6);
+}
+
+static bool reserve_blocks(int fd, uint64_t bytes) {
+    return fallocate(fd, 0, 0, (off_t)bytes) == 0;
+}
+
+/* Begins to write the bytes to the disk; waits: until they are there. */
+static bool write_out(int fd, uint64_t at, uint64_t n, bool waits) {
+    unsigned wait = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WAIT_AFTER;
+    return sync_file_range(fd, (off_t)at, (off_t)n, SYNC_FILE_RANGE_WRITE | (waits ? wait : 0)) ==
+           0;
+}
+#else
+static bool is_in_memory(const char *folder) {
+    (void)folder;
+    return false;
+}
+
+static bool reserve_blocks(int fd, uint64_t bytes) {
+    (void)fd, (void)bytes;
+    errno = EOPNOTSUPP;
+    return false;
+}
+
+static bool write_out(int fd, uint64_t at, uint64_t n, bool waits) {
+    (void)at, (void)n;
+    return !waits || fsync(fd) == 0;
+}
+#endif
 
 /* "a directory", "a FIFO" ... Static. */
 static const char *file_kind(mode_t mode) {
@@ -224,25 +266,19 @@ int filemap_no_room(const char *folder, const char *what, uint64_t bytes, uint64
                    (double)bytes / 1e9, what, (double)room / 1e9);
 }
 
-/* By TMPFS_MAGIC and RAMFS_MAGIC of linux/magic.h, which comes with a kernel, not with a C library.
- */
-static bool is_in_memory(const struct statfs *fs) {
-    return (uint32_t)fs->f_type == 0x01021994 || (uint32_t)fs->f_type == 0x858458f6;
-}
-
 int filemap_room(const char *folder, const char *what, uint64_t *bytes, struct err *err) {
-    struct statfs fs;
+    struct statvfs fs;
     struct stat st;
-    if (stat(folder, &st) != 0 || statfs(folder, &fs) != 0)
+    if (stat(folder, &st) != 0 || statvfs(folder, &fs) != 0)
         return cannot_use(folder, what, err);
     errno = S_ISDIR(st.st_mode) ? 0 : ENOTDIR;
     if (errno || access(folder, W_OK | X_OK) != 0)
         return cannot_use(folder, what, err);
-    if (is_in_memory(&fs))
+    if (is_in_memory(folder))
         return err_set(err, SLUICE_ERR_IO,
                        "%s: is in memory (tmpfs), expected a folder on a disk for %s", folder,
                        what);
-    *bytes = (uint64_t)fs.f_bavail * (uint64_t)(fs.f_frsize ? fs.f_frsize : fs.f_bsize);
+    *bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
     return SLUICE_OK;
 }
 
@@ -251,7 +287,7 @@ static int reserve(int fd, const char *folder, const char *what, uint64_t bytes,
                    struct err *err) {
     if (bytes > room)
         return filemap_no_room(folder, what, bytes, room, err);
-    if (fallocate(fd, 0, 0, (off_t)bytes) == 0)
+    if (reserve_blocks(fd, bytes))
         return SLUICE_OK;
     if (errno == ENOSPC || errno == EDQUOT)
         return filemap_no_room(folder, what, bytes, room, err);
@@ -312,16 +348,12 @@ int filemap_write(const struct filemap *map, const void *bytes, uint64_t n, uint
             return errno;
         done += written > 0 ? (uint64_t)written : 0;
     }
-    /* Starts to write it now: pages can only be dropped once they are on the disk. */
-    return sync_file_range(map->fd, (off_t)at, (off_t)n, SYNC_FILE_RANGE_WRITE) == 0 ? 0 : errno;
+    /* Now, since pages can only be dropped once they are on the disk. */
+    return write_out(map->fd, at, n, false) ? 0 : errno;
 }
 
 int filemap_settle(const struct filemap *map, uint64_t at, uint64_t n) {
-    return sync_file_range(map->fd, (off_t)at, (off_t)n,
-                           SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
-                               SYNC_FILE_RANGE_WAIT_AFTER) == 0
-               ? 0
-               : errno;
+    return write_out(map->fd, at, n, true) ? 0 : errno;
 }
 
 bool filemap_map_at(const struct filemap *map, void *at) {

@@ -2,8 +2,8 @@
 #include "base/hash.h"
 
 #include <pthread.h>
-#include <sys/random.h>
-#include <time.h>
+
+#include "base/entropy.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -34,13 +34,7 @@ void hash_begin(struct hash *h) {
 static unsigned char secret[XXH3_SECRET_SIZE_MIN];
 
 static void draw_secret(void) {
-    if (getrandom(secret, sizeof secret, GRND_NONBLOCK) == sizeof secret)
-        return;
-    uint64_t x = (uint64_t)time(NULL) ^ (uint64_t)(uintptr_t)&secret; /* the system has none yet */
-    for (size_t i = 0; i < sizeof secret; i++) {
-        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u + 0x9E3779B97F4A7C15u;
-        secret[i] = (unsigned char)(x >> 56);
-    }
+    entropy_fill(secret, sizeof secret);
 }
 
 void hash_begin_secret(struct hash *h) {

@@ -9,12 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/random.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/descriptor.h"
+#include "base/entropy.h"
 #include "base/filemap.h"
 #include "base/registry.h"
 
@@ -56,15 +55,6 @@ static char *follow_links(const char *path) {
     errno = at ? ELOOP : ENOMEM;
     free(at);
     return NULL;
-}
-
-static uint64_t random_number(void) {
-    uint64_t n;
-    struct timespec t;
-    if (getrandom(&n, sizeof n, GRND_NONBLOCK) == sizeof n)
-        return n;
-    clock_gettime(CLOCK_REALTIME, &t); /* O_EXCL makes sure that no name is used twice */
-    return (uint64_t)t.tv_sec << 32 ^ (uint64_t)t.tv_nsec ^ (uint64_t)getpid() << 16;
 }
 
 /* Owner and permissions of the file that will be replaced. Those of a new one are the umask's. */
@@ -121,8 +111,10 @@ static int open_temporary(struct outfile *out, const struct stat *old) {
     remove_all_abandoned(out->target);
     for (int i = 0; i < MAX_TRIES; i++) {
         char *name;
+        uint64_t number;
+        entropy_fill(&number, sizeof number); /* O_EXCL makes sure that no name is used twice */
         if (asprintf(&name, "%.*s.sluice-%016llx.tmp", (int)folder_length(out->target), out->target,
-                     (unsigned long long)random_number()) < 0)
+                     (unsigned long long)number) < 0)
             break;
         /* Listed before it exists, so that a signal handler always finds it. */
         out->temporary = registry_add(&temporaries, name, 0);

@@ -2,10 +2,9 @@
 #include "base/str.h"
 
 #include <pthread.h>
-#include <sys/random.h>
-#include <time.h>
 
 #include "base/arena.h"
+#include "base/entropy.h"
 #include "base/err.h"
 
 bool str_contains(struct str a, const char *z) {
@@ -90,10 +89,7 @@ bool utf8_valid(struct str s) {
 static uint64_t hash_key[2];
 
 static void draw_hash_key(void) {
-    if (getrandom(hash_key, sizeof hash_key, GRND_NONBLOCK) != sizeof hash_key) {
-        hash_key[0] = (uint64_t)time(NULL);
-        hash_key[1] = (uint64_t)(uintptr_t)&hash_key;
-    }
+    entropy_fill(hash_key, sizeof hash_key);
     hash_key[0] |= 1;
 }
 

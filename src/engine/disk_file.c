@@ -6,10 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/entropy.h"
 #include "base/size.h"
 
 enum { DISK_VERSION = 1 };
@@ -66,11 +66,8 @@ bool disk_file_parse(const char *name, struct disk_meta *out) {
 }
 
 static void temporary_name(char out[DISK_NAME_BYTES]) {
-    static atomic_uint count;
-    uint64_t n = (uint64_t)getpid() << 32 | atomic_fetch_add(&count, 1);
-    uint64_t random = 0; /* where there is none, O_EXCL still finds a name that is taken */
-    if (getrandom(&random, sizeof random, GRND_NONBLOCK) == sizeof random)
-        n = random;
+    uint64_t n; /* O_EXCL finds a name that is taken */
+    entropy_fill(&n, sizeof n);
     snprintf(out, DISK_NAME_BYTES, ".%016llx.tmp", (unsigned long long)n);
 }
 

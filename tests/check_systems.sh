@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# check_musl.sh - every source of the library and the program against musl's headers.
+# check_systems.sh - every source of the library and the program against musl's headers.
 #
 # musl-gcc has no other headers than musl's, so names of glibc's are errors. Nothing is linked or
 # run: Debian has none of the libraries for musl, only their headers, which are shown to it in a
-# folder of their own.
+# folder of their own. And base without what only Linux has, which is all that is known about other
+# systems.
 set -u
 cd "$(dirname "$0")/.."
 headers=$(mktemp -d)
@@ -28,6 +29,11 @@ optional() { # optional HEADER NAME: a backend whose headers may be missing
 }
 optional "$headers/vulkan/vulkan.h" VULKAN
 optional "$cuda/cuda.h" CUDA
-find src -name '*.c' "${left_out[@]}" -print0 |
-    xargs -0 -n 1 -P "$(nproc)" musl-gcc -fsyntax-only -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror \
+compile() { # compile COMPILER FLAGS... < FILES
+    xargs -0 -n 1 -P "$(nproc)" "$@" -fsyntax-only -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror \
         -Iinclude -Isrc -I"$headers/made" -isystem "$headers" -isystem "$cuda"
+}
+bad=0
+find src -name '*.c' "${left_out[@]}" -print0 | compile musl-gcc || bad=1
+find src/base -name '*.c' -print0 | compile gcc -U__linux__ || bad=1
+exit $bad
