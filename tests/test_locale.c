@@ -1,4 +1,5 @@
 /* test_locale.c - a program that embeds the library may have any locale: the bytes are the same. */
+#include <errno.h>
 #include <locale.h>
 
 #include "base/err.h"
@@ -85,6 +86,7 @@ static void check_texts(void) {
     log_set(NULL, NULL);
     EXPECT_STR(line, "1.5 GB");
     EXPECT_NEAR(locale_number("-0.25"), -0.25, 0);
+    EXPECT_STR(locale_error(ENOENT), "No such file or directory");
 }
 
 TEST(locale_changes_no_errors_and_no_log) {

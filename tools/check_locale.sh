@@ -16,6 +16,7 @@ done <<'END'
 strto(d|f|ld)|atof locale_number
 v(sn|s|f|as|d)?printf locale_vprint
 strftime locale_time
+strerror(_[rl])? locale_error
 str(n?casecmp|casestr|coll|xfrm)|to(lower|upper)|is(alpha|alnum|upper|lower|digit|xdigit|space|punct|print|graph|cntrl) str_is_caseless,_or_ASCII's_letters
 towlower|towupper|isw[a-z]*|mbr?to[a-z]*|wc[a-z]*to[a-z]* utf8_decode
 END

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/descriptor.h"
+#include "base/locale.h"
 #include "base/registry.h"
 
 static struct registry mapped_files;
@@ -97,7 +98,7 @@ static bool try_map(struct filemap *map, const char *path, size_t size) {
 
 static int cannot_open(const char *path, struct err *err) {
     return err_set(err, SLUICE_ERR_IO, "%s: cannot open: %s", path[0] ? path : "''",
-                   strerror(errno));
+                   locale_error(errno));
 }
 
 static int wrong_kind(const char *path, mode_t mode, struct err *err) {
@@ -140,7 +141,7 @@ static ssize_t read_some(struct source *s, void *at, size_t n, struct err *err) 
         got = read(s->fd, at, n);
     while (got < 0 && (errno == EINTR || (s->is_awaited && wait_for(s->fd, POLLIN))));
     if (got < 0)
-        return err_set(err, SLUICE_ERR_IO, "%s: cannot read: %s", s->path, strerror(errno));
+        return err_set(err, SLUICE_ERR_IO, "%s: cannot read: %s", s->path, locale_error(errno));
     bool may_come = s->lacks_writer && got == 0;
     s->lacks_writer = false;
     if (!may_come)
@@ -193,7 +194,7 @@ static int read_all(struct filemap *map, struct source *s, struct err *err) {
 static int take_content(struct filemap *map, const char *path, bool may_stream, struct err *err) {
     struct stat st;
     if (fstat(map->fd, &st) != 0)
-        return err_set(err, SLUICE_ERR_IO, "%s: cannot stat: %s", path, strerror(errno));
+        return err_set(err, SLUICE_ERR_IO, "%s: cannot stat: %s", path, locale_error(errno));
     map->device = st.st_dev;
     map->inode = st.st_ino;
     map->modified = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
@@ -257,7 +258,7 @@ int filemap_read(struct filemap *map, const char *path, struct err *err) {
 
 static int cannot_use(const char *folder, const char *what, struct err *err) {
     return err_set(err, SLUICE_ERR_IO, "%s: cannot be used for %s: %s", folder[0] ? folder : "''",
-                   what, strerror(errno));
+                   what, locale_error(errno));
 }
 
 int filemap_no_room(const char *folder, const char *what, uint64_t bytes, uint64_t room,

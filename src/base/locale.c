@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static locale_t plain; /* 0 if it could not be made: then nothing is changed */
 
@@ -11,10 +12,14 @@ static void make_plain(void) {
     plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
 }
 
-locale_t locale_enter(void) {
+static locale_t get_plain(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, make_plain);
-    return uselocale(plain);
+    return plain;
+}
+
+locale_t locale_enter(void) {
+    return uselocale(get_plain());
 }
 
 void locale_leave(locale_t before) {
@@ -41,6 +46,10 @@ double locale_number(const char *text) {
     double x = strtod(text, NULL);
     locale_leave(before);
     return x;
+}
+
+const char *locale_error(int number) {
+    return get_plain() ? strerror_l(number, plain) : strerror(number);
 }
 
 size_t locale_time(char *out, size_t size, const char *format, const struct tm *time) {

@@ -21,12 +21,14 @@
 locale_t locale_enter(void);
 void locale_leave(locale_t before);
 
-/* In place of snprintf, vsnprintf, strtod and strftime. */
+/* In place of snprintf, vsnprintf, strtod, strftime and strerror, which speaks the user's language.
+ */
 int locale_print(char *out, size_t size, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 int locale_vprint(char *out, size_t size, const char *format, va_list args)
     __attribute__((format(printf, 3, 0)));
 double locale_number(const char *text);
+const char *locale_error(int number);
 size_t locale_time(char *out, size_t size, const char *format, const struct tm *time);
 
 #endif

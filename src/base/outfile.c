@@ -15,6 +15,7 @@
 #include "base/descriptor.h"
 #include "base/entropy.h"
 #include "base/filemap.h"
+#include "base/locale.h"
 #include "base/registry.h"
 
 enum { BUFFER_BYTES = 1 << 20 };
@@ -176,7 +177,7 @@ static int cannot_create(const char *path, struct err *err) {
     if (errno == ENXIO && stat(path, &st) == 0 && S_ISFIFO(st.st_mode))
         return err_set(err, SLUICE_ERR_IO, "%s: is a FIFO that nobody reads", path);
     return err_set(err, errno == ENOMEM ? SLUICE_ERR_MEMORY : SLUICE_ERR_IO,
-                   "%s: cannot create: %s", path[0] ? path : "''", strerror(errno));
+                   "%s: cannot create: %s", path[0] ? path : "''", locale_error(errno));
 }
 
 int outfile_open(struct outfile *out, const char *path, struct err *err) {
@@ -216,7 +217,8 @@ static int write_fully(struct outfile *out, const uint8_t *p, size_t size, struc
         if (source)
             return err_set(err, SLUICE_ERR_IO, "%s: was truncated while in use", source);
         if (n < 0)
-            return err_set(err, SLUICE_ERR_IO, "%s: cannot write: %s", out->path, strerror(errno));
+            return err_set(err, SLUICE_ERR_IO, "%s: cannot write: %s", out->path,
+                           locale_error(errno));
         p += n;
         size -= (size_t)n;
     }
@@ -272,10 +274,10 @@ static void sync_folder(const char *path) {
 
 static int put_in_place(struct outfile *out, struct err *err) {
     if (fsync(out->fd) != 0 && errno != EINVAL && errno != EROFS && errno != ENOTSUP)
-        return err_set(err, SLUICE_ERR_IO, "%s: cannot sync: %s", out->path, strerror(errno));
+        return err_set(err, SLUICE_ERR_IO, "%s: cannot sync: %s", out->path, locale_error(errno));
     if (rename(out->temporary->path, out->target) != 0)
         return err_set(err, SLUICE_ERR_IO, "%s: cannot rename to it: %s", out->path,
-                       strerror(errno));
+                       locale_error(errno));
     registry_remove(&temporaries, out->temporary);
     out->temporary = NULL;
     sync_folder(out->target);

@@ -18,6 +18,7 @@
 
 #include "base/clock.h"
 #include "base/folders.h"
+#include "base/locale.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "base/thread.h"
@@ -118,7 +119,7 @@ static void write_object(struct disk_tier *d, struct disk_object *o) {
     pthread_mutex_unlock(&d->lock);
     if (why && why != ECANCELED && is_news(d))
         log_line(LOG_WARN, "%s: cannot write to the cache: %s; conversations go on without it",
-                 d->folder, strerror(why));
+                 d->folder, locale_error(why));
 }
 
 static void remove_object(struct disk_tier *d, const struct disk_meta *meta) {
@@ -248,8 +249,9 @@ int disk_tier_open(struct disk_tier **out, const struct disk_options *options, s
     int status = SLUICE_OK;
     if (options->folder[0] == 0 || !disk_open_folders(d, &d->root, &d->own_fd) ||
         faccessat(d->own_fd, ".", W_OK, AT_EACCESS) != 0)
-        status = err_set(err, SLUICE_ERR_IO, "%s: cannot use it as the cache's folder: %s",
-                         options->folder, options->folder[0] ? strerror(errno) : "it has no name");
+        status =
+            err_set(err, SLUICE_ERR_IO, "%s: cannot use it as the cache's folder: %s",
+                    options->folder, options->folder[0] ? locale_error(errno) : "it has no name");
     const char *writer = status ? NULL : folders_writer(d->own_fd);
     if (writer) /* checksums find damage, not what is changed on purpose */
         log_line(LOG_WARN, "%s: what is cached there may be changed by %s", options->folder,

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/locale.h"
 #include "file/gguf_write.h"
 #include "model/mixture.h"
 #include "quant/random.h"
@@ -371,7 +372,7 @@ static int place_header(struct synth *s, struct gguf_writer *w, struct err *err)
     if (base == MAP_FAILED) {
         free(header);
         return err_set(err, SLUICE_ERR_MEMORY, "cannot reserve %llu bytes: %s",
-                       (unsigned long long)bytes, strerror(errno));
+                       (unsigned long long)bytes, locale_error(errno));
     }
     memcpy(base, header, size);
     free(header);

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/locale.h"
 #include "base/size.h"
 
 int weights_new(struct weights **out, const struct filemap *files, uint32_t n_files,
@@ -132,7 +133,7 @@ int weights_map(struct weights *w, struct err *err) {
         mmap(NULL, w->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED)
         return err_set(err, SLUICE_ERR_MEMORY, "cannot reserve %llu bytes for the weights: %s",
-                       (unsigned long long)w->bytes, strerror(errno));
+                       (unsigned long long)w->bytes, locale_error(errno));
     w->base = base;
     for (uint32_t i = 0; i < w->n_files; i++) {
         int status = place_file(w, i, err);

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "backend/cpu/cpu.h"
+#include "base/locale.h"
 #include "base/size.h"
 
 /* A multiple of every machine's page. */
@@ -279,7 +280,7 @@ static int pack(struct backend *b, const struct cpu_packed *p, struct err *err) 
         return SLUICE_OK;
     return err_set(err, error == ENOMEM ? SLUICE_ERR_MEMORY : SLUICE_ERR_IO,
                    "%s: cannot write " BACKEND_DISK_WEIGHTS ": %s", b->weights_dir,
-                   strerror(error));
+                   locale_error(error));
 }
 
 int packed_make(struct backend *b, void (*progress)(void *user, uint64_t done, uint64_t total),
