@@ -333,24 +333,26 @@ test-cuda: $(B)/sluice $(B)/tests-cuda build/data/unpacked
 EMULATED_90 := $(filter-out limits_wgmma,$(basename $(notdir $(KERNELS))))
 EMULATED_80 := $(filter-out $(HOPPER) $(WGMMA),$(EMULATED_90))
 EMULATED_TESTS := $(if $(KERNELS),tests/main.c tests/random_model.c $(wildcard tests/emulator/*.c tests/rig/*.c))
-EMULATOR_FLAGS := -std=c++17 -O1 -march=native -ffp-contract=off -fno-strict-aliasing -fno-extern-tls-init -ftls-model=local-exec \
+EMULATOR := build$(if $(CROSS),/$(CROSS))/emulator
+EMULATOR_CXX := $(if $(CROSS),$(CROSS)-g++,$(CXX))
+EMULATOR_FLAGS := -std=c++17 -O1 $(if $(CROSS),,-march=native) -ffp-contract=off -fno-strict-aliasing -fno-extern-tls-init -ftls-model=local-exec \
                   -U_FORTIFY_SOURCE -Wno-attributes -Itests/emulator -Isrc -Iinclude -isystem $(CUDA_HOME)/include
 define emulated_gpu
-build/emulator/$(1)/%.o: %.cu tests/emulator/kernels.sh
+$(EMULATOR)/$(1)/%.o: %.cu tests/emulator/kernels.sh
 	@mkdir -p $$(@D)
 	$$(call say,CXX,$$@)
-	$$(Q)CXX="$$(CXX)" bash tests/emulator/kernels.sh $$(@D) $$< $$(EMULATOR_FLAGS) -DGPU_ARCH=$(1)0
-build/emulator/$(1)/%.o: tests/emulator/%.cpp
+	$$(Q)CXX="$$(EMULATOR_CXX)" bash tests/emulator/kernels.sh $$(@D) $$< $$(EMULATOR_FLAGS) -DGPU_ARCH=$(1)0
+$(EMULATOR)/$(1)/%.o: tests/emulator/%.cpp
 	@mkdir -p $$(@D)
 	$$(call say,CXX,$$@)
-	$$(Q)$$(CXX) $$(EMULATOR_FLAGS) -DGPU_ARCH=$(1)0 -Wall -Wextra -MMD -MP -c $$< -o $$@
-$$(B)/tests-emulated-$(1): $$(call objects,$$(EMULATED_TESTS)) $$(patsubst %,build/emulator/$(1)/%.o,$$(EMULATED_$(1)) gpu driver) \
-    build/emulator/shared.o $$(B)/libsluice.a
+	$$(Q)$$(EMULATOR_CXX) $$(EMULATOR_FLAGS) -DGPU_ARCH=$(1)0 -Wall -Wextra -MMD -MP -c $$< -o $$@
+$$(B)/tests-emulated-$(1): $$(call objects,$$(EMULATED_TESTS)) $$(patsubst %,$(EMULATOR)/$(1)/%.o,$$(EMULATED_$(1)) gpu driver) \
+    $(EMULATOR)/shared.o $$(B)/libsluice.a
 	$$(call say,LD,$$@)
 	$$(Q)$$(CC) $$(LDFLAGS) -Wl,--wrap=dlopen,--wrap=dlsym $$^ $$(LIBS) -lstdc++ -o $$@
 endef
 $(foreach arch,80 90,$(eval $(call emulated_gpu,$(arch))))
-build/emulator/shared.o: tests/emulator/shared.sh $(wildcard src/backend/cuda/kernels/*)
+$(EMULATOR)/shared.o: tests/emulator/shared.sh $(wildcard src/backend/cuda/kernels/*)
 	@mkdir -p $(@D)
 	@bash $< src/backend/cuda/kernels/*.cu src/backend/cuda/kernels/*.cuh > $(@:.o=.c)
 	$(Q)$(CC) -c $(@:.o=.c) -o $@
@@ -473,4 +475,4 @@ clean:
 
 -include $(FATBINS:.fatbin=.d)
 -include $(SPIRV:.spv=.d)
--include $(wildcard build/emulator/*/*.d) $(patsubst %.o,%.d,$(call objects,$(SOURCES) $(TESTS) $(CUDA_TESTS) $(EMULATED_TESTS) $(VULKAN_TESTS) $(wildcard tests/fuzz/*.c tests/leaks/*.c))) $(B)/obj/every_verb_main.d
+-include $(wildcard $(EMULATOR)/*/*.d) $(patsubst %.o,%.d,$(call objects,$(SOURCES) $(TESTS) $(CUDA_TESTS) $(EMULATED_TESTS) $(VULKAN_TESTS) $(wildcard tests/fuzz/*.c tests/leaks/*.c))) $(B)/obj/every_verb_main.d

@@ -60,6 +60,7 @@ need_cross() { # need_cross TRIPLET
     esac
     need_test
     need "gcc-${1//_/-}" have "$cc"
+    need "g++-${1//_/-}" have "$1-g++"
     need "libjansson-dev:$arch" has_library "$cc" jansson
     need "libutf8proc-dev:$arch" has_library "$cc" utf8proc
     need "libedit-dev:$arch" has_library "$cc" edit
