@@ -247,7 +247,7 @@ flavour() {
 
 # For an emulated machine: everything but the tests that run the story model for hundreds of steps,
 # which would take half an hour there.
-emulated="err_ size utf8 str hash_ tier_ arena pool log_ cpu_ gguf safetensors folder json filemap outfile kernels attend
+under_qemu="err_ size utf8 str hash_ tier_ arena pool log_ cpu_ gguf safetensors folder json filemap outfile kernels attend
     quant_ plan_ delta mixture hub recode jinja chat text_ engine_refuses engine_memory
     engine_snapshots engine_sampling engine_text engine_threads_share"
 
@@ -276,16 +276,16 @@ all() {
     case $(uname -m) in
         x86_64)
             suite "gcc, AVX2 only" env SLUICE_CPU=avx2 build/tests
-            flavour "aarch64 under qemu" qemu-aarch64-static "$emulated" CROSS=aarch64-linux-gnu
+            flavour "aarch64 under qemu" qemu-aarch64-static "$under_qemu" CROSS=aarch64-linux-gnu
             flavour "aarch64 under qemu, UBSan" qemu-aarch64-static "kernels random" \
                 CROSS=aarch64-linux-gnu MODE=ubsan ;;
         aarch64)
             suite "gcc, NEON only" env SLUICE_CPU=neon build/tests
             if [[ $(qemu-x86_64-static --version) == *" version 7."* ]]; then
                 echo "x86-64 kernels: QEMU 7.2 reads no index from ymm4 in vpgatherdd, left out"
-                emulated=${emulated/ kernels / }
+                under_qemu=${under_qemu/ kernels / }
             fi
-            flavour "x86-64 with AVX2 under qemu" "qemu-x86_64-static -cpu max" "$emulated" CROSS=x86_64-linux-gnu ;;
+            flavour "x86-64 with AVX2 under qemu" "qemu-x86_64-static -cpu max" "$under_qemu" CROSS=x86_64-linux-gnu ;;
     esac
 }
 
