@@ -277,6 +277,12 @@ all() {
         x86_64)
             suite "gcc, AVX2 only" env SLUICE_CPU=avx2 build/tests
             flavour "aarch64 under qemu" qemu-aarch64-static "$under_qemu" CROSS=aarch64-linux-gnu
+            local arm=build/aarch64-linux-gnu # N1: dot products, but neither I8MM nor BF16
+            suite "Neoverse N1 under qemu" qemu-aarch64-static -cpu neoverse-n1 $arm/tests cpu_ kernels delta_rule quant_encodes
+            if [ -x build/tests-emulated ]; then
+                make_quietly CROSS=aarch64-linux-gnu $arm/tests-emulated
+                suite "CUDA on an emulated GPU, qemu" qemu-aarch64-static $arm/tests-emulated emulated_delta emulated_pick
+            fi
             flavour "aarch64 under qemu, UBSan" qemu-aarch64-static "kernels random" \
                 CROSS=aarch64-linux-gnu MODE=ubsan ;;
         aarch64)
