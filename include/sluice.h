@@ -125,7 +125,7 @@ int sluice_encode(const sluice_model *model, const char *text, size_t length, un
  * token. *n and `capacity` as above. On failure `error` (may be NULL) holds one line that says why.
  * Templates are programs: one that takes more than about two seconds of processor time, or too much
  * memory, is SLUICE_ERR_FORMAT, so the call always ends; sluice_engine_cancel has no effect on it.
- */
+ * One that nests deeply takes up to 256 KB of the calling thread's stack. */
 int sluice_encode_chat(const sluice_model *model, const char *request, int32_t *tokens,
                        size_t capacity, size_t *n, char *error, size_t error_size);
 

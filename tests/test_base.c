@@ -14,6 +14,7 @@
 #include "base/pool.h"
 #include "base/size.h"
 #include "base/str.h"
+#include "base/thread.h"
 #include "test.h"
 
 TEST(err_text_is_one_printable_line) {
@@ -135,6 +136,35 @@ TEST(str_compares_slices) {
 /* Values of xxHash's own self-test, over its own buffer: every path through XXH3 by length. */
 /* XXH3 multiplies the halves of 8 bytes, each XORed with constants: where one half becomes 0 the
  * other does not matter but for its sum with that of another place. */
+/* Half a megabyte of stack, page by page. */
+static void *use_stack(void *user) {
+    volatile char many[512 << 10];
+    for (size_t i = sizeof many; i > 0; i -= 4096)
+        many[i - 1] = 1;
+    *(bool *)user = true;
+    return NULL;
+}
+
+/* With the default of musl's. */
+TEST(thread_has_room_for_deep_calls) {
+    pthread_t thread;
+    bool is_done = false;
+#ifdef __GLIBC__
+    pthread_attr_t small, before;
+    EXPECT(pthread_getattr_default_np(&before) == 0 && pthread_attr_init(&small) == 0);
+    pthread_attr_setstacksize(&small, 128 << 10);
+    EXPECT(pthread_setattr_default_np(&small) == 0);
+#endif
+    EXPECT(thread_start(&thread, use_stack, &is_done));
+    pthread_join(thread, NULL);
+    EXPECT(is_done);
+#ifdef __GLIBC__
+    EXPECT(pthread_setattr_default_np(&before) == 0);
+    pthread_attr_destroy(&before);
+    pthread_attr_destroy(&small);
+#endif
+}
+
 TEST(hash_secrets_differ) {
     unsigned char a[ENTROPY_MAX], b[ENTROPY_MAX], other[8] = {0};
     entropy_fill(a, sizeof a);

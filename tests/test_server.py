@@ -451,6 +451,24 @@ def test_next_turns_of_templates_that_end_in_their_own_ways():
                 want += "Once there was one.<|im_end|>\n"
 
 
+def test_templates_have_room_where_stacks_are_small():
+    """As musl's are: a template that never ends is an error, also where `ulimit -s` is 128."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if messages|length > 1 %}{% set n = namespace() %}{% set n.n = n %}{{ n }}{% endif %}"
+    before = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (128 << 10, before[1]))
+    try:
+        small = own("--chat-template", template)
+        s = small.__enter__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, before)
+    with contextlib.ExitStack() as stack:
+        stack.push(small.__exit__)
+        for path in ("/tokenize", "/apply-template", "/v1/chat/completions"):
+            status, _, body = s.request("POST", path, {"messages": FOX * 2})
+            assert status == 400 and "nested deeper than" in json.dumps(body), (path, status, body)
+        assert s.chat(FOX)["choices"]
+
+
 def test_a_next_turn_is_of_the_same_names():
     """What was sampled is of one conversation: another's, with the same texts and other names, must not get it."""
     # It takes tools, or results of tools would be a user's, without a name.
