@@ -614,6 +614,29 @@ def test_tools_that_are_required():
     assert r.stop_reason == "tool_use" and right("clock", r.content[-1].input), r
 
 
+def test_a_required_call_beside_a_format():
+    """The call is what comes; the format is one of texts. It is checked all the same."""
+    s = server()
+    days = {"name": "days", "parameters": {"type": "object", "properties": {"n": {"enum": [3]}}, "required": ["n"], "additionalProperties": False}}
+    tools, schema = [{"type": "function", "function": days}], {"type": "object", "properties": {"a": {"const": 7}}, "required": ["a"]}
+    formats = ({"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    for choice in ("required", {"type": "function", "function": {"name": "days"}}):
+        for format in formats:
+            message = s.chat(tools=tools, tool_choice=choice, response_format=format, max_tokens=100)["choices"][0]["message"]
+            assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"n": 3} and not message["content"], message
+    assert json.loads(s.chat(tools=tools, response_format=formats[1], max_tokens=100)["choices"][0]["message"]["content"]) == {"a": 7}
+    status, _, r = s.request("POST", "/v1/responses", {"input": "x", "tools": [{"type": "function", **days}], "tool_choice": "required", "max_output_tokens": 100,
+                                                       "text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}})
+    assert status == 200 and [o["type"] for o in r["output"]] == ["function_call"] and json.loads(r["output"][0]["arguments"]) == {"n": 3}, r
+    status, _, r = s.request("POST", "/v1/messages", {"messages": FOX, "tools": [{"name": "days", "input_schema": days["parameters"]}], "tool_choice": {"type": "any"},
+                                                      "max_tokens": 100, "output_config": {"format": {"type": "json_schema", "schema": schema}}})
+    assert status == 200 and r["stop_reason"] == "tool_use" and r["content"][-1]["input"] == {"n": 3}, r
+    for fields, words in ((dict(grammar='root ::= "x"'), "tool_choice: another format is given too"),
+                          (dict(response_format={"type": "json_schema", "json_schema": {"schema": {"not": {}}}}), "response_format: ")):
+        status, _, body = s.request("POST", CHAT, {"messages": FOX, "tools": tools, "tool_choice": "required", **fields})
+        assert status == 400 and words in body["error"]["message"], body
+
+
 def test_tools_for_templates_that_know_none():
     """SmolLM2's template ignores tools, and writes neither calls nor where a result belongs: they are text then."""
     tools = [{"type": "function", "function": WEATHER}]

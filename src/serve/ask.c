@@ -118,6 +118,7 @@ void ask_close(struct ask *ask) {
     }
     free(ask->prompts);
     format_release(ask->format);
+    format_release(ask->call);
     free(ask->hidden);
     json_decref(ask->begun);
     json_decref(ask->messages);
@@ -267,28 +268,42 @@ void ask_read_sampling(struct ask *ask, struct fields *f, const struct ask_model
         s->temperature = 0;
 }
 
-/* Errors name the field. */
-static void set_format(struct ask *ask, struct fields *f, const char *name,
-                       const struct ask_model *m, enum format_kind kind, struct str text) {
+/* A format as it is given, in the field of that name, which errors name. */
+struct given {
+    const char *name;
+    enum format_kind kind;
+    struct str text;
+};
+
+/* Sets *format, that of texts or of the required call. */
+static void set_format(struct ask *ask, struct format **format, struct fields *f,
+                       const struct ask_model *m, struct given g) {
     struct err err = {0};
+    bool is_grammar = g.kind == FORMAT_GBNF;
     if (f->wrong)
         return;
-    ask->is_strict |= kind == FORMAT_GBNF;
-    if (ask->format)
-        fields_refuse(f, name, "%s: another format is given too, expected one of them", name);
-    else if (formats_find(m->formats, kind, text, &ask->format, &err))
-        fields_refuse(f, name, "%s%s%s", kind == FORMAT_GBNF ? "" : name,
-                      kind == FORMAT_GBNF ? "" : ": ", err.text); /* a grammar's says so itself */
+    ask->is_strict |= is_grammar;
+    if (*format || (ask->is_strict && (ask->format || ask->call)))
+        fields_refuse(f, g.name, "%s: another format is given too, expected one of them", g.name);
+    else if (formats_find(m->formats, g.kind, g.text, format, &err))
+        fields_refuse(f, g.name, "%s%s%s", is_grammar ? "" : g.name, is_grammar ? "" : ": ",
+                      err.text); /* a grammar's says so itself */
+}
+
+static void set_schema(struct ask *ask, struct format **format, struct fields *f, const char *name,
+                       const struct ask_model *m, const json_t *schema) {
+    char *text = schema ? json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY) : strdup("");
+    if (text)
+        set_format(ask, format, f, m,
+                   (struct given){name, schema ? FORMAT_SCHEMA : FORMAT_JSON, str_of(text)});
+    else
+        fields_refuse(f, name, "out of memory for a schema");
+    free(text);
 }
 
 void ask_set_schema(struct ask *ask, struct fields *f, const char *name, const struct ask_model *m,
                     const json_t *schema) {
-    char *text = schema ? json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY) : strdup("");
-    if (text)
-        set_format(ask, f, name, m, schema ? FORMAT_SCHEMA : FORMAT_JSON, str_of(text));
-    else
-        fields_refuse(f, name, "out of memory for a schema");
-    free(text);
+    set_schema(ask, &ask->format, f, name, m, schema);
 }
 
 void ask_read_format(struct ask *ask, struct fields *f, const struct ask_model *m) {
@@ -304,7 +319,8 @@ void ask_read_format(struct ask *ask, struct fields *f, const struct ask_model *
     if (json_is_null(schema))
         schema = NULL;
     if (grammar && *grammar && !f->wrong) /* llama.cpp's clients send "" for none */
-        set_format(ask, f, "grammar", m, FORMAT_GBNF, str_of(grammar));
+        set_format(ask, &ask->format, f, m,
+                   (struct given){"grammar", FORMAT_GBNF, str_of(grammar)});
     if (!format || f->wrong)
         return;
     if (type && strcmp(type, "json_object") == 0)
@@ -470,7 +486,7 @@ void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model 
     if (json_object_size(definitions) > 0)
         json_object_set(schema, "$defs", definitions);
     if (n > 0)
-        ask_set_schema(ask, f, "tool_choice", m, schema);
+        set_schema(ask, &ask->call, f, "tool_choice", m, schema);
     ask->is_call_begun = true;
     json_decref(schema);
     json_decref(definitions);

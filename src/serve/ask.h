@@ -85,6 +85,7 @@ struct ask {
     bool ignores_ends;
     struct format *format; /* that answers must follow; NULL: none */
     bool is_strict;        /* it is a grammar, which tool calls must follow too */
+    struct format *call;   /* that the required call must follow, instead of `format`; NULL: none */
     float *hidden;         /* (n_prompts, width) for hidden states; NULL: none are wanted; owned */
 
     /* Filled by ask_encode. */
@@ -121,7 +122,8 @@ void ask_forbid_tools(struct ask *ask, const struct ask_model *m);
  * a call of any other is text. After ask_read_tools. */
 void ask_allow_tools(struct ask *ask, struct fields *f, const json_t *allowed);
 const json_t *ask_callable(const struct ask *ask); /* that may be called; NULL: none are given */
-/* A tool must be called: any, or the one with that name. After ask_read_tools. */
+/* A tool must be called: any, or the one with that name. After ask_read_tools. A format of the
+ * answer, given before or after this, is checked and has no effect: it is one of texts. */
 void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model *m,
                       const char *name);
 /* Sets a variable of the template; takes the value. Those with a meaning of their own (messages,

@@ -261,7 +261,7 @@ static void fill_job(struct exchange *x) {
     job->sampling = ask->sampling;
     job->n_top = (int)ask->n_top;
     job->ignores_ends = ask->ignores_ends;
-    job->format = ask->format;
+    job->format = ask->call ? ask->call : ask->format;
     bool may_call = ask->tools && ask->tool_choice == TOOLS_AUTO && !ask->is_call_begun;
     job->call = may_call && !ask->is_strict ? m->tool_call : -1;
     job->hidden = ask->hidden;
