@@ -279,9 +279,9 @@ all() {
             flavour "aarch64 under qemu" qemu-aarch64-static "$under_qemu" CROSS=aarch64-linux-gnu
             local arm=build/aarch64-linux-gnu # N1: dot products, but neither I8MM nor BF16
             suite "Neoverse N1 under qemu" qemu-aarch64-static -cpu neoverse-n1 $arm/tests cpu_ kernels delta_rule quant_encodes
-            if [ -x build/tests-emulated ]; then
-                make_quietly CROSS=aarch64-linux-gnu $arm/tests-emulated
-                suite "CUDA on an emulated GPU, qemu" qemu-aarch64-static $arm/tests-emulated emulated_delta emulated_pick
+            if [ -x build/tests-emulated-90 ]; then
+                make_quietly CROSS=aarch64-linux-gnu $arm/tests-emulated-90
+                suite "CUDA on an emulated GPU, qemu" qemu-aarch64-static $arm/tests-emulated-90 emulated_delta emulated_pick
             fi
             flavour "aarch64 under qemu, UBSan" qemu-aarch64-static "kernels random" \
                 CROSS=aarch64-linux-gnu MODE=ubsan ;;

@@ -2082,6 +2082,9 @@ def test_unix_socket_and_inherited_socket():
 def test_command_lines_that_are_wrong():
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
         for args, code, words in ((["--port", "99999"], 2, "--port is 99999"), (["--prefix", "x"], 2, "--prefix is 'x'"),
+                                  *((["--prefix", x], 2, f"--prefix is '{x}', expected a path such as /llm") for x in (
+                                      "llm", "/", "/llm/", "//llm", "/a//b", "/a b", "/a?b", "/a#b", "/a%20b", "/..", "/a/./b", "/caf\u00e9", "/a\\b", '/"', "/<a>")),
+                                  (["--prefix", "/a\nb"], 2, "--prefix is '/a"), (["--prefix", "http://x/llm"], 2, "--prefix is 'http://x/llm'"),
                                   (["--port", str(taken.getsockname()[1])], 1, "Address already in use; --port chooses another"),
                                   (["--host", "no.such.name.invalid"], 1, "no.such.name.invalid"),
                                   (["--unix", "/nowhere/x/y"], 1, "/nowhere/x/y"),
@@ -2105,6 +2108,13 @@ def test_command_lines_that_are_wrong():
         with own("--cors", origin) as s:
             headers = s.request("GET", "/v1/models", headers={"Origin": origin if origin != "*" else "http://any.example"})[1]
             assert headers["Access-Control-Allow-Origin"], headers
+
+
+def test_prefixes():
+    for prefix in ("", "/v1", "/a/b.c/~x", "/..a", "/a:b@c;d=e,f+(g)*!$&'"):
+        with own("--prefix", prefix) as s:
+            assert s.address.endswith(f"{s.port}{prefix}") and s.request("GET", f"{prefix}/v1/models")[0] == 200, s.address
+            assert s.request("GET", f"{prefix}x/v1/models")[0] == 404
 
 
 def test_no_socket_is_left_by_a_signal_while_loading():

@@ -59,6 +59,20 @@ static bool is_origin(const char *z) {
     return !*end || (*end == ':' && end[1] && !end[1 + strspn(end + 1, "0123456789")]);
 }
 
+/* Segments of URI characters (RFC 3986), each after a /. Requests are compared decoded, so there
+ * are no %XX, and a client drops . and .. before it sends a path. */
+static bool is_path(const char *z) {
+    static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                  "-._~!$&'()*+,;=:@";
+    while (*z == '/') {
+        size_t n = strspn(z + 1, allowed), n_dots = strspn(z + 1, ".");
+        if (n == 0 || (n == n_dots && n <= 2))
+            return false;
+        z += 1 + n;
+    }
+    return !*z;
+}
+
 static int batch_of(const struct serve *s) {
     enum { USUAL_BATCH = 16 };
     return s->batch == NOT_GIVEN ? USUAL_BATCH : s->batch;
@@ -91,8 +105,10 @@ static int check(struct serve *s) {
     if (s->body_bytes < 1024 || s->body_bytes > 1 << 30)
         return complain(EXIT_USAGE, "serve: --max-body is %llu, expected 1K to 1G",
                         (unsigned long long)s->body_bytes);
-    if (*prefix && (prefix[0] != '/' || prefix[strlen(prefix) - 1] == '/'))
-        return complain(EXIT_USAGE, "serve: --prefix is '%s', expected a path such as /llm",
+    if (!is_path(prefix))
+        return complain(EXIT_USAGE,
+                        "serve: --prefix is '%s', expected a path such as /llm or /a/b, of "
+                        "letters, digits and -._~!$&'()*+,;=:@",
                         prefix);
     const struct {
         const char *name, *value, *expected;
