@@ -1867,6 +1867,20 @@ def test_paths_and_methods():
         message = body["error"] if path.startswith("/api") else body["error"]["message"]
         assert status == 404 and message.startswith(f"there is no {path}: ") and words in message, body
     assert s.request("GET", "/nothing")[2]["error"]["message"] == "there is no /nothing"
+    # a base URL that is not the one to set: what is wrong, and the path that is right
+    wrong = (("/v1/v1/chat/completions", "it has /v1 twice, expected /v1/chat/completions"), ("/v1/v1/models/x", "it has /v1 twice, expected /v1/models/x"),
+             ("/v1/chat/completions/", "it ends with /, expected /v1/chat/completions"), ("/health//", "it ends with /, expected /health"),
+             ("/v1/v1/messages/", "it has /v1 twice, expected /v1/messages"), ("/v1/chat/completions/chat/completions", "it has /v1/chat/completions before the path, expected /chat/completions"),
+             ("/v1/api/chat", "it has /v1 before the path, expected /api/chat"), ("//v1/models", "it has / before the path, expected /v1/models"),
+             ("/v/v1/models", "it has /v before the path, expected /v1/models"))
+    with own("--prefix", "/llm") as prefixed:
+        for path, words in wrong:
+            for at, prefix in ((s, ""), (prefixed, "/llm")):
+                status, _, body = at.request("POST", prefix + path, {})
+                right = words.replace("expected ", f"expected {prefix}")
+                assert status == 404 and body["error"]["message"] == f"there is no {prefix}{path}: {right}", (path, body)
+    for path in ("/v1/v1", "/v1/nothing/", "//", "/v1/v1/" + "x" * 500):
+        assert s.request("GET", path)[0] == 404 and "expected" not in s.request("GET", path)[2]["error"]["message"], path
 
 
 def test_plan():

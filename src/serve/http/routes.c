@@ -63,6 +63,30 @@ const char *route_hint(const char *path) {
     return NULL;
 }
 
+static bool is_known(const char *path) {
+    char id[SNAPSHOT_MAX_ID + 1];
+    bool is = false;
+    for (size_t i = 0; !is && i < sizeof routes / sizeof *routes; i++)
+        is = matches(routes[i].path, path, id);
+    return is;
+}
+
+struct str route_meant(const char *path) {
+    enum { MAX_PATH = 128 };
+    size_t n = strlen(path);
+    char own[MAX_PATH];
+    while (n > 0 && path[n - 1] == '/')
+        n--;
+    if (n == 0 || n >= sizeof own)
+        return STR("");
+    memcpy(own, path, n);
+    own[n] = 0;
+    for (const char *at = own; at; at = strchr(at + 1, '/'))
+        if (is_known(at))
+            return (struct str){path + (at - own), n - (size_t)(at - own)};
+    return STR("");
+}
+
 enum api api_of_path(const char *path) {
     return strncmp(path, "/v1/messages", 12) == 0 ? API_ANTHROPIC
            : strncmp(path, "/api/", 5) == 0       ? API_OLLAMA

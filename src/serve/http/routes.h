@@ -5,6 +5,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 
+#include "base/str.h"
 #include "serve/snapshots.h"
 
 struct exchange;
@@ -35,6 +36,9 @@ const struct route *route_find(const char *method, const char *path, char allowe
                                char id[SNAPSHOT_MAX_ID + 1]);
 /* What to use instead of a path that other servers have; NULL: nothing is known. */
 const char *route_hint(const char *path);
+/* The part of a path that would be right: without what stands before it (a base URL that ends with
+ * /v1 where the client adds it) and slashes at its end. .len 0: there is none. */
+struct str route_meant(const char *path);
 /* The API that a path belongs to, even if there is no such route. */
 enum api api_of_path(const char *path);
 

@@ -74,6 +74,28 @@ static void copy_query(struct exchange *x) {
     copy_argument(x, "stream", q->stream, sizeof q->stream);
 }
 
+/* `path`: after the prefix; NULL: it has another. */
+static void refuse_path(struct exchange *x, const char *path) {
+    const char *hint = path ? route_hint(path) : NULL, *prefix = x->server->options.prefix;
+    struct str meant = path && !hint ? route_meant(path) : STR("");
+    size_t n_before = meant.len ? (size_t)(meant.at - path) : 0;
+    bool is_twice = n_before < meant.len && memcmp(path, meant.at, n_before) == 0 &&
+                    meant.at[n_before] == '/';
+    if (!path)
+        exchange_refuse(x, 404, NULL, "there is no %.200s: all paths begin with %s", x->path,
+                        prefix);
+    else if (n_before)
+        exchange_refuse(x, 404, NULL, "there is no %.200s: it has %.*s %s, expected %s%.*s",
+                        x->path, (int)n_before, path, is_twice ? "twice" : "before the path",
+                        prefix, (int)meant.len, meant.at);
+    else if (meant.len)
+        exchange_refuse(x, 404, NULL, "there is no %.200s: it ends with /, expected %s%.*s",
+                        x->path, prefix, (int)meant.len, meant.at);
+    else
+        exchange_refuse(x, 404, NULL, "there is no %.200s%s%s", x->path, hint ? ": " : "",
+                        hint ? hint : "");
+}
+
 /* The headers are there. False: the request is answered already. */
 static bool admit(struct exchange *x) {
     const struct server *s = x->server;
@@ -84,7 +106,6 @@ static bool admit(struct exchange *x) {
         MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Content-Encoding");
     x->route = path ? route_find(x->method, path, x->allowed, x->name) : NULL;
     x->api = x->route ? x->route->api : api_of_path(path ? path : x->path);
-    const char *hint = path ? route_hint(path) : "all paths begin with ";
     if (MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "anthropic-version"))
         x->api = API_ANTHROPIC; /* its clients list models under the same path */
     if (!guard_admits(x))
@@ -99,8 +120,7 @@ static bool admit(struct exchange *x) {
     else if (!x->route && *x->allowed)
         exchange_refuse(x, 405, NULL, "%s takes %s, not %s", x->path, x->allowed, x->method);
     else if (!x->route)
-        exchange_refuse(x, 404, NULL, "there is no %.200s%s%s%s", x->path, hint ? ": " : "",
-                        hint ? hint : "", path ? "" : s->options.prefix);
+        refuse_path(x, path);
     else if (!s->is_started)
         refuse_until_started(x);
     else if (s->is_draining && !x->route->is_open)
