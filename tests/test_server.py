@@ -637,6 +637,26 @@ def test_a_required_call_beside_a_format():
         assert status == 400 and words in body["error"]["message"], body
 
 
+def test_calls_in_the_form_of_before_tools():
+    """As histories have them that were kept: a call, which is rendered as such, and no empty message."""
+    s = server()
+    function, result = {"name": "weather", "arguments": '{"city": "Rome"}'}, {"role": "function", "name": "weather", "content": "sunny"}
+    prompt = lambda *turns: s.request("POST", "/apply-template", {"messages": [*FOX, *turns], "tools": [{"type": "function", "function": WEATHER}]})[2]
+    new = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]}
+    template = "{% if tools %}tools\n{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments.city }}]{% endfor %}\n{% endfor %}"
+    with own("--chat-template", template) as s:
+        told = prompt(new, result)
+        assert "assistant:[weather Rome]tool:sunny" in told["prompt"], told
+        for old in ({"role": "assistant", "content": None, "function_call": function}, {"role": "assistant", "function_call": function, "tool_calls": []},
+                    {"role": "assistant", "content": "", "function_call": {**function, "arguments": {"city": "Rome"}}, "tool_calls": None}):
+            assert prompt(old, result) == told, old
+        assert prompt({**new, "function_call": {"name": "other", "arguments": "{}"}}, result) == told
+        assert prompt({"role": "assistant", "content": "x", "function_call": None}) == prompt({"role": "assistant", "content": "x"})
+        for call, words in ((3, "messages[1].function_call is a number, expected an object with a name"), ({"arguments": "{}"}, "messages[1].function_call is without a name"),
+                            ({"name": "f", "arguments": 3}, "messages[1].function_call.arguments is a number")):
+            assert words in prompt({"role": "assistant", "function_call": call})["error"]["message"], call
+
+
 def test_tools_for_templates_that_know_none():
     """SmolLM2's template ignores tools, and writes neither calls nor where a result belongs: they are text then."""
     tools = [{"type": "function", "function": WEATHER}]

@@ -48,42 +48,58 @@ json_t *ask_content(struct fields *f, const char *name, const json_t *content, c
     return whole;
 }
 
-/* Calls as templates want them: the arguments an object. */
-static json_t *plain_calls(struct fields *f, const json_t *calls, const char *where) {
-    json_t *out = json_array(), *call;
-    size_t i;
-    json_array_foreach(calls, i, call) {
-        const json_t *function = json_object_get(call, "function");
-        const char *name = json_string_value(json_object_get(function, "name"));
-        const json_t *arguments = json_object_get(function, "arguments");
-        const char *id = json_string_value(json_object_get(call, "id"));
-        if (!name) {
-            fields_refuse(f, "messages", "%s.tool_calls[%zu] has no function with a name", where,
-                          i);
-            break;
-        }
-        if (arguments && !json_is_string(arguments) && !json_is_object(arguments)) {
-            fields_refuse(f, "messages",
-                          "%s.tool_calls[%zu].function.arguments is %s, expected a string", where,
-                          i, json_kind(arguments));
-            break;
-        }
-        json_t *read = json_is_string(arguments)
-                           ? json_loads(json_string_value(arguments), JSON_REJECT_DUPLICATES, NULL)
-                           : NULL;
-        json_t *plain = read && json_is_object(read) ? json_incref(read)
-                        : arguments                  ? json_incref((json_t *)arguments)
-                                                     : json_object();
-        json_decref(read);
-        if (json_is_deeper(plain, TOOL_MAX_LEVELS))
-            fields_refuse(f, "messages",
-                          "%s.tool_calls[%zu].function.arguments is nested deeper than %d levels",
-                          where, i, TOOL_MAX_LEVELS);
-        json_array_append_new(out,
-                              json_pack("{s:s*, s:s, s:{s:s, s:o}}", "id", id, "type", "function",
-                                        "function", "name", name, "arguments", plain));
+/* A call as templates want it: the arguments an object. `where` is its function; NULL: refused. */
+static json_t *plain_call(struct fields *f, const json_t *function, const char *id,
+                          const char *where) {
+    const char *name = json_text_of(function, "name");
+    const json_t *arguments = json_object_get(function, "arguments");
+    if (!name) {
+        fields_refuse(f, "messages", "%s is %s, expected an object with a name", where,
+                      json_is_object(function) ? "without a name" : json_kind(function));
+        return NULL;
     }
-    return out;
+    if (arguments && !json_is_string(arguments) && !json_is_object(arguments)) {
+        fields_refuse(f, "messages", "%s.arguments is %s, expected a string", where,
+                      json_kind(arguments));
+        return NULL;
+    }
+    json_t *read = json_is_string(arguments)
+                       ? json_loads(json_string_value(arguments), JSON_REJECT_DUPLICATES, NULL)
+                       : NULL;
+    json_t *plain = read && json_is_object(read) ? json_incref(read)
+                    : arguments                  ? json_incref((json_t *)arguments)
+                                                 : json_object();
+    json_decref(read);
+    if (json_is_deeper(plain, TOOL_MAX_LEVELS))
+        fields_refuse(f, "messages", "%s.arguments is nested deeper than %d levels", where,
+                      TOOL_MAX_LEVELS);
+    return json_pack("{s:s*, s:s, s:{s:s, s:o}}", "id", id, "type", "function", "function", "name",
+                     name, "arguments", plain);
+}
+
+/* A message's calls, also the one in the form of before tools; NULL: it has none. */
+static json_t *plain_calls(struct fields *f, const json_t *message, const char *where) {
+    const json_t *calls = json_object_get(message, "tool_calls");
+    const json_t *old = json_object_get(message, "function_call");
+    json_t *call, *out = json_array();
+    char its[80];
+    size_t i;
+    if (calls && !json_is_null(calls) && !json_is_array(calls))
+        fields_refuse(f, "messages", "%s.tool_calls is %s, expected an array", where,
+                      json_kind(calls));
+    json_array_foreach(calls, i, call) {
+        snprintf(its, sizeof its, "%s.tool_calls[%zu].function", where, i);
+        if (!f->wrong)
+            json_array_append_new(out, plain_call(f, json_object_get(call, "function"),
+                                                  json_text_of(call, "id"), its));
+    }
+    snprintf(its, sizeof its, "%s.function_call", where);
+    if (old && !json_is_null(old) && json_array_size(calls) == 0)
+        json_array_append_new(out, plain_call(f, old, NULL, its));
+    if (json_array_size(out) > 0)
+        return out;
+    json_decref(out);
+    return NULL;
 }
 
 const char *ask_role(struct fields *f, const char *name, const json_t *message, const char *where) {
@@ -111,7 +127,6 @@ static json_t *plain_message(struct fields *f, const json_t *message, size_t num
         return NULL;
     }
     const char *role = ask_role(f, "messages", message, where);
-    const json_t *calls = json_object_get(message, "tool_calls");
     static const char *const kept[] = {"name", "tool_call_id", "tool_name", "reasoning_content"};
     if (!role)
         return NULL;
@@ -132,11 +147,9 @@ static json_t *plain_message(struct fields *f, const json_t *message, size_t num
         if (json_is_string(value))
             json_object_set(out, kept[i], value);
     }
-    if (calls && !json_is_null(calls) && !json_is_array(calls))
-        fields_refuse(f, "messages", "%s.tool_calls is %s, expected an array", where,
-                      json_kind(calls));
-    else if (json_array_size(calls) > 0)
-        json_object_set_new(out, "tool_calls", plain_calls(f, calls, where));
+    json_t *calls = plain_calls(f, message, where);
+    if (calls)
+        json_object_set_new(out, "tool_calls", calls);
     return out;
 }
 
