@@ -1831,11 +1831,40 @@ def test_snapshots_that_cannot_be_deleted():
         file.unlink()
         (file / "something").mkdir(parents=True)  # a folder is not unlinked, by root neither
         status, _, body = s.request("DELETE", "/v1/snapshots/a")
-        assert status == 500 and "a.json: cannot delete: Is a directory" in body["error"]["message"], body
+        assert status == 500 and body["error"]["message"].startswith("a file cannot be read or written: the server's log says more, under request "), body
+        assert f"request {body['error']['message'].split()[-1]}: {file}: cannot delete: Is a directory" in s.text().decode(), s.text()
         assert [x["id"] for x in s.request("GET", "/v1/snapshots")[2]["data"]] == ["a"]
         shutil.rmtree(file)
         assert s.request("DELETE", "/v1/snapshots/a")[0] == 200  # somebody else did it
         assert s.request("DELETE", "/v1/snapshots/a")[0] == 404
+
+
+def test_errors_of_files_go_to_the_log():
+    """They name paths, which a client has no business with: it gets the id under which the log has them."""
+    folder = TMP / "secret folder"
+    folder.mkdir()
+    model = folder / "damaged.gguf"
+    whole = bytearray(SHIPPED.read_bytes())
+    whole[len(whole) // 2:len(whole) // 2 + 4096] = b"\xff" * 4096  # inside of a matrix, NaN in all formats
+    model.write_bytes(whole)
+    (folder / "cache").mkdir()
+    with own("-m", model, "--cache-dir", folder / "cache") as s:
+        failures = []
+        for path, body in (("/v1/chat/completions", {"messages": FOX}), ("/v1/messages", {"messages": FOX, "max_tokens": 2}), ("/api/chat", {"messages": FOX}),
+                           ("/completion", {"prompt": "x"}), ("/v1/responses", {"input": "x"})):
+            for streamed in (False, True):
+                status, headers, answer = s.request("POST", path, {**body, "stream": streamed})
+                assert status == (200 if streamed else 500), (path, status, answer)
+                failures.append((headers["X-Request-Id"] or headers["request-id"], str(answer), "are NaN or infinite"))
+        shutil.rmtree(folder / "cache/snapshots")
+        (folder / "cache/snapshots").write_text("in the way")
+        status, headers, answer = s.request("POST", "/v1/snapshots", {"id": "x", "messages": FOX})
+        assert status == 500, answer
+        failures.append((headers["X-Request-Id"], str(answer), "x.json"))
+        for id, answer, words in failures:
+            assert f"under request {id}" in answer and "secret folder" not in answer, answer
+            told = [line for line in s.text().decode().splitlines() if f"request {id}: " in line]
+            assert len(told) == 1 and str(folder) in told[0] and words in told[0], s.text()
 
 
 def test_snapshots_whose_folder_is_deleted():

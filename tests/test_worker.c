@@ -566,7 +566,7 @@ TEST(serve_worker_closes_with_jobs_that_run) {
         EXPECT_INT(worker_submit(r.worker, &w.job, &err), SLUICE_OK);
         worker_stop(r.worker);
         EXPECT(w.is_released);
-        EXPECT_INT(worker_submit(r.worker, &late.job, &err), SLUICE_ERR_DEVICE);
+        EXPECT_INT(worker_submit(r.worker, &late.job, &err), SLUICE_ERR_CANCELLED);
         job_free(&w.job);
         job_free(&late.job);
     }

@@ -692,10 +692,9 @@ static int prepare(const struct worker *w, struct job *job, struct err *err) {
 
 /* Under the lock, as the functions below. */
 static int check_works(const struct worker *w, struct err *err) {
-    bool has_failed = w->state.has_failed;
-    return has_failed || w->is_closing
-               ? err_set(err, SLUICE_ERR_DEVICE, has_failed ? "the device failed" : "closing")
-               : SLUICE_OK;
+    return w->state.has_failed ? err_set(err, SLUICE_ERR_DEVICE, "the device failed")
+           : w->is_closing     ? err_set(err, SLUICE_ERR_CANCELLED, "the server is shutting down")
+                               : SLUICE_OK;
 }
 
 static int admit(struct worker *w, const struct job *job, struct err *err) {

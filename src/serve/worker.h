@@ -135,7 +135,8 @@ void worker_close(struct worker *worker); /* stopped or not; nobody may use it t
  * another. SLUICE_OK, or
  *   SLUICE_ERR_ARGUMENT   more answers to a prompt than ever fit
  *   SLUICE_ERR_MEMORY     too many wait already, or memory ran out: later it may be taken
- *   SLUICE_ERR_DEVICE     the engine failed for good, or the worker is closing
+ *   SLUICE_ERR_DEVICE     the engine failed for good
+ *   SLUICE_ERR_CANCELLED  the worker is closing
  * and err says why. What the scheduler refuses later is in `status` and is_over. */
 int worker_submit(struct worker *worker, struct job *job, struct err *err);
 void worker_cancel(struct job *job); /* of a job that was taken and is not released */

@@ -171,8 +171,9 @@ void snapshot_get(struct exchange *x) {
 void snapshot_delete(struct exchange *x) {
     struct err err = {0};
     bool is_there;
-    if (snapshots_drop(x->server->snapshots, x->name, &is_there, &err))
-        exchange_refuse(x, 500, NULL, "%s", err.text);
+    int status = snapshots_drop(x->server->snapshots, x->name, &is_there, &err);
+    if (status)
+        exchange_refuse_status(x, status, &err);
     else if (is_there)
         exchange_reply_json(
             x, 200,
@@ -207,8 +208,10 @@ static void save(struct exchange *x, const struct fields *f, const char *id, jso
     int status = f->wrong || !snapshot ? SLUICE_OK : keep(x->server, id, snapshot, &err);
     if (f->wrong)
         exchange_refuse_field(x, f);
+    else if (status == SLUICE_ERR_MEMORY)
+        exchange_refuse(x, 507, NULL, "%s", err.text);
     else if (status)
-        exchange_refuse(x, status == SLUICE_ERR_MEMORY ? 507 : 500, NULL, "%s", err.text);
+        exchange_refuse_status(x, status, &err);
     else
         exchange_reply_json(x, 200, summary(id, snapshot));
     json_decref(snapshot);

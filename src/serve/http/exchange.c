@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "serve/http/guard.h"
 #include "serve/http/internal.h"
 #include "serve/http/snapshot.h"
@@ -142,13 +143,27 @@ static bool is_the_clients(int status) {
     return status == SLUICE_ERR_ARGUMENT || status == SLUICE_ERR_UNSUPPORTED;
 }
 
+/* What the client is told of an error: its text or, written to `out`, where to find it. */
+static const char *told(const struct exchange *x, int status, const char *error, char out[160]) {
+    const char *what = status == SLUICE_ERR_IO       ? "a file cannot be read or written"
+                       : status == SLUICE_ERR_FORMAT ? "the model or a file is damaged"
+                       : status == SLUICE_ERR_DEVICE ? "the device failed"
+                                                     : NULL;
+    if (!what)
+        return error;
+    log_line(LOG_WARN, "request %s: %s", x->id, error);
+    snprintf(out, 160, "%s: the server's log says more, under request %s", what, x->id);
+    return out;
+}
+
 void exchange_refuse_status(struct exchange *x, int status, const struct err *err) {
+    char out[160];
     int code = is_the_clients(status)           ? 400
                : status == SLUICE_ERR_MEMORY    ? 429
                : status == SLUICE_ERR_DEVICE    ? 503
                : status == SLUICE_ERR_CANCELLED ? 503
                                                 : 500;
-    exchange_refuse(x, code, NULL, "%s", err->text);
+    exchange_refuse(x, code, NULL, "%s", told(x, status, err->text, out));
 }
 
 /* About the memory that a body takes as JSON: 80 times its length when it is full of {}. */
@@ -474,8 +489,8 @@ static bool is_too_late(const struct exchange *x) {
     return n > 0 && (n == x->n_answers || x->ask->hidden);
 }
 
-/* Why there can be no response; NULL: there can. */
-static const char *failure_of(const struct exchange *x) {
+/* Why there can be no response, as the client is told; NULL: there can. */
+static const char *failure_of(const struct exchange *x, char out[160]) {
     if (is_too_late(x))
         return "the server is shutting down";
     for (uint32_t i = 0; i < x->n_answers; i++) {
@@ -483,7 +498,7 @@ static const char *failure_of(const struct exchange *x) {
         if (a->has_failed || a->finish == FINISH_NOT_YET) /* its end was lost */
             return "out of memory for an answer";
         if (a->finish == FINISH_FAILED)
-            return a->end->error;
+            return told(x, a->end->report.status, a->end->error, out);
     }
     return NULL;
 }
@@ -498,7 +513,8 @@ static int failure_code(const struct exchange *x) {
 }
 
 static void finish(struct exchange *x) {
-    const char *failure = failure_of(x);
+    char out[160];
+    const char *failure = failure_of(x, out);
     if (is_gone(x)) {
         return; /* its connection is closed without a response */
     } else if (x->job.status) {

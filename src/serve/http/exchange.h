@@ -106,7 +106,8 @@ void exchange_reply_body(struct exchange *x, int status, const char *type, struc
 /* The API's own error; `param` is the wrong field, NULL: none. */
 void exchange_refuse(struct exchange *x, int status, const char *param, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-/* The same for a wrong field, and for a failed call. */
+/* The same for a wrong field, and for a failed call. What failed because of a file or the device
+ * may name paths: then the log has the error, and the client the id under which it is there. */
 void exchange_refuse_field(struct exchange *x, const struct fields *f);
 void exchange_refuse_status(struct exchange *x, int status, const struct err *err);
 /* Makes an ask of the request's body, and the fields to fill it from; NULL: already refused. */
