@@ -1893,6 +1893,22 @@ def test_names_of_any_bytes():
             assert s.request("GET", "/v1/models/caf%3F%20%3F%3F")[0] == 200
 
 
+def test_a_line_is_an_event():
+    """Nothing that a name holds begins a line of its own: whoever reads the log would take it for ours."""
+    folder = TMP / "two\nsluice: listening on evil\r\x1b[2J"
+    folder.mkdir()
+    model = folder / "x\nsluice: warning: forged\x85.gguf"
+    model.symlink_to(SHIPPED)
+    with own("-m", model, "--unix", folder / "s", "-v") as s:
+        text = s.text().decode()
+        assert not [c for c in text if not c.isprintable() and c != "\n"] and not re.search("^sluice: (listening|warning: forged)", text, re.M), text
+        assert "x\\nsluice: warning: forged\\xc2\\x85.gguf" in text and "two\\nsluice: listening on evil\\r\\x1b[2J/s" in text, text
+        with socket.socket(socket.AF_UNIX) as c:
+            c.connect(str(folder / "s"))
+            c.sendall(b"POST /completion HTTP/1.1\r\nHost: a\r\nUser-Agent: x\x0bsluice: y\r\nContent-Length: 2\r\n\r\n{}")
+            assert b"a header has a control character" in c.recv(4096)
+
+
 def test_paths_and_methods():
     s = server()
     for method, path, status in (("GET", "/nothing", 404), ("GET", "/v1/chat/completions", 405), ("DELETE", "/health", 405),

@@ -110,13 +110,19 @@ static int clear(struct talk *t, const char *unused) {
     return say_size(t, "cleared; ");
 }
 
+static int say_system(const char *text) {
+    char *whole = NULL;
+    if (text && asprintf(&whole, "(%s)", text) < 0)
+        return complain(EXIT_WORLD, "out of memory for a message");
+    say_lines(ASKED_FOR, whole ? whole : "(there is no system message)");
+    free(whole);
+    return 0;
+}
+
 static int set_system(struct talk *t, const char *text) {
     struct err err = {0};
-    const char *old = conversation_system(&t->conversation);
-    if (!*text) {
-        say(ASKED_FOR, "(%s)", old ? old : "there is no system message");
-        return 0;
-    }
+    if (!*text)
+        return say_system(conversation_system(&t->conversation));
     struct str given = strcmp(text, "\"\"") == 0 ? STR("") : str_of(text);
     if (conversation_set_system(&t->conversation, given, &err))
         return fail(&err);
@@ -266,10 +272,11 @@ static int help(struct talk *t, const char *unused) {
     (void)unused;
     for (int i = 0; i < N_COMMANDS; i++)
         say(ASKED_FOR, "  %-12s%-12s %s", commands[i].name, commands[i].argument, commands[i].help);
-    say(ASKED_FOR, "To send a message that begins with a command, put a space before it. For a "
-                   "message of\nseveral lines end a line with \\ or Alt-Enter, put it between "
-                   "\"\"\" and \"\"\", or paste it.\nCtrl-C ends an answer, Ctrl-D the "
-                   "conversation.");
+    say_lines(ASKED_FOR,
+              "To send a message that begins with a command, put a space before it. For a "
+              "message of\nseveral lines end a line with \\ or Alt-Enter, put it between "
+              "\"\"\" and \"\"\", or paste it.\nCtrl-C ends an answer, Ctrl-D the "
+              "conversation.");
     return 0;
 }
 

@@ -11,7 +11,6 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "base/err.h"
 #include "base/str.h"
 #include "cmd/interrupt.h"
 
@@ -43,36 +42,61 @@ static bool has_colour(void) {
 #define DIM "\033[2m"
 #define PLAIN "\033[0m"
 
-/* The message without control characters, as one line or with its line breaks; malloced, NULL: no
- * memory. */
-static char *printable(const char *format, va_list args, bool has_lines) {
-    char *text;
-    if (vasprintf(&text, format, args) < 0)
-        return NULL;
-    for (char *line = text, *end; line; line = end) {
-        end = has_lines ? strchr(line, '\n') : NULL;
-        if (end)
-            *end = 0;
-        err_make_printable(line);
-        if (end)
-            *end++ = '\n';
+/* Appends the character that `s` begins with, escaped if it is a control character or no UTF-8;
+ * returns its length. `out` has 4 bytes for each of its bytes, and one more. */
+static size_t add_escaped(char **out, struct str s) {
+    uint32_t c = 0;
+    size_t n = utf8_decode(s, &c);
+    bool is_plain = n > 0 && !utf8_is_control(c);
+    n = n ? n : 1;
+    if (is_plain)
+        *out += sprintf(*out, "%.*s", (int)n, s.at);
+    else if (c == '\n' || c == '\r' || c == '\t')
+        *out += sprintf(*out, "\\%c", c == '\n' ? 'n' : c == '\r' ? 'r' : 't');
+    else
+        for (size_t i = 0; i < n; i++)
+            *out += sprintf(*out, "\\x%02x", (unsigned char)s.at[i]);
+    return n;
+}
+
+/* As one line, or with its line breaks; malloced, NULL: no memory. */
+static char *printable(const char *text, bool has_lines) {
+    struct str rest = str_of(text);
+    char *out = malloc(4 * rest.len + 1), *end = out;
+    while (out && rest.len > 0) {
+        size_t n = has_lines ? strspn(rest.at, "\n") : 0;
+        memcpy(end, rest.at, n);
+        end += n;
+        rest = str_skip(rest, n);
+        if (rest.len > 0)
+            rest = str_skip(rest, add_escaped(&end, rest));
     }
-    return text;
+    if (out)
+        *end = 0;
+    return out;
 }
 
 /* `head` in that colour, the rest plain; without a head all of it is coloured. */
-static void print_line(const char *colour, const char *head, const char *format, va_list args) {
+static void print_text(const char *colour, const char *head, const char *text, bool has_lines) {
     bool is_coloured = has_colour();
-    char *text = printable(format, args, !*head);
+    char *safe = text ? printable(text, has_lines) : NULL;
     flockfile(stderr); /* lines of several threads do not mix */
     say_end_line();
     fputs(is_coloured ? colour : "", stderr);
     fputs(head, stderr);
     fputs(is_coloured && *head ? PLAIN : "", stderr);
-    fputs(text ? text : "out of memory", stderr);
+    fputs(safe ? safe : "out of memory", stderr);
     fputs(is_coloured && !*head ? PLAIN "\n" : "\n", stderr);
     funlockfile(stderr);
-    free(text);
+    free(safe);
+}
+
+static void print_line(const char *colour, const char *head, const char *format, va_list args) {
+    char *text;
+    bool is_good = vasprintf(&text, format, args) >= 0;
+    print_text(colour, head, is_good ? text : NULL, false);
+    if (is_good)
+        free(text);
 }
 
 void say(enum say_level level, const char *format, ...) {
@@ -82,6 +106,11 @@ void say(enum say_level level, const char *format, ...) {
     va_start(args, format);
     print_line(DIM, "", format, args);
     va_end(args);
+}
+
+void say_lines(enum say_level level, const char *text) {
+    if (say_shows(level))
+        print_text(DIM, "", text, true);
 }
 
 void warn(const char *format, ...) {

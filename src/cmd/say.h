@@ -2,7 +2,8 @@
  *
  * (1) A line on stderr never runs into the text: a line that is still open on stdout is ended
  *     first.
- * (2) Names in a line on stderr (files, options) cannot control the terminal.
+ * (2) Names in a line on stderr (files, options) cannot control the terminal, nor begin another
+ *     line: control characters and what is no UTF-8 are escaped, as \n or \xHH.
  * (3) Colour only on a terminal, and not when NO_COLOR is set or TERM is dumb; with the latter no
  *     escape sequence at all. */
 #ifndef CMD_SAY_H
@@ -31,7 +32,9 @@ bool say_has_escapes(void);
 
 /* One line on stderr, if its level is shown. */
 void say(enum say_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The same: "sluice: warning: ...". */
+/* A text of our own or of the user's, which may have several lines. */
+void say_lines(enum say_level level, const char *text);
+/* One line: "sluice: warning: ...". */
 void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* The same, always: "sluice: ...". Returns status. */
 int complain(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
