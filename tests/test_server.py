@@ -722,6 +722,16 @@ def test_many_tools():
     assert whole and all(json.loads(f.arguments) == {"a": int(f.name[1:])} for f in whole), calls
 
 
+def test_as_many_allowed_tools_as_tools():
+    """Compared by hash: each with each would be 10^10 names, which takes minutes."""
+    s, n = server(), 100_000
+    name = lambda i: "same_beginning_of_all_names_" + str(i)
+    tools = [{"type": "function", "function": {"name": name(i)}} for i in range(n)]
+    allowed = [{"type": "function", "name": name(i)} for i in reversed(range(n))]
+    status, _, body = s.request("POST", CHAT, {"messages": FOX, "tools": tools, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [*allowed, {"name": "other"}]}})
+    assert status == 400 and "tool_choice allows other, which is not among the tools" in body["error"]["message"], body
+
+
 def test_schemas():
     s = server()
     schema = {"type": "object", "properties": {"kind": {"enum": ["fox", "cat"]}, "age": {"type": "integer", "minimum": 0, "maximum": 20}},

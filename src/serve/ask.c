@@ -434,39 +434,31 @@ static const char *name_of_tool(const json_t *tool) {
     return json_text_of(function ? function : tool, "name");
 }
 
-static bool has_item(const json_t *array, const json_t *item) {
-    const json_t *one;
-    size_t i;
-    json_array_foreach(array, i, one) {
-        if (one == item)
-            return true;
-    }
-    return false;
-}
-
 const json_t *ask_callable(const struct ask *ask) {
     return ask->allowed ? ask->allowed : ask->tools;
 }
 
+/* By hash: there may be as many tools as fit a request, and as many that are allowed. */
 void ask_allow_tools(struct ask *ask, struct fields *f, const json_t *allowed) {
-    json_t *kept = json_array(), *tool;
+    json_t *names = json_object(), *kept = json_array(), *tool;
     const json_t *one;
-    size_t i, k;
+    size_t i;
+    json_array_foreach(ask->tools, i, tool)
+        json_object_set_new(names, name_of_tool(tool), json_false());
     json_array_foreach(allowed, i, one) {
         const char *name = name_of_tool(one);
-        bool is_found = false;
-        json_array_foreach(ask->tools, k, tool) {
-            if (!name || strcmp(name_of_tool(tool), name) != 0)
-                continue;
-            is_found = true;
-            if (!has_item(kept, tool))
-                json_array_append(kept, tool);
-        }
-        if (!is_found)
+        if (name && json_object_get(names, name))
+            json_object_set_new(names, name, json_true());
+        else
             fields_refuse(f, "tool_choice",
                           "tool_choice allows %.80s, which is not among the tools",
                           name ? name : json_kind(one));
     }
+    json_array_foreach(ask->tools, i, tool) {
+        if (json_is_true(json_object_get(names, name_of_tool(tool))))
+            json_array_append(kept, tool);
+    }
+    json_decref(names);
     if (json_array_size(kept) == 0)
         fields_refuse(f, "tool_choice", "tool_choice allows no tools, expected an array of them");
     json_decref(ask->allowed);
