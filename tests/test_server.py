@@ -2768,6 +2768,31 @@ def test_slow_readers_harm_nobody():
         s.wait_until_idle()
 
 
+def test_events_may_be_longer_than_what_may_be_unread():
+    """The first events of a response have the request's tools and instructions, of any length."""
+    s = server()
+    long = {"note": "x" * 3_000_000}
+    status, _, text = s.request("POST", "/v1/responses", {"input": "x", "stream": True, "max_output_tokens": 40, "metadata": long})
+    told = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    assert status == 200 and told[0]["response"]["metadata"] == long and told[-1]["type"] in ("response.completed", "response.incomplete"), text[-200:]
+    # one who reads nothing before its end loses nothing, either
+    with own("--batch", 1) as s, socket.create_connection((s.host, s.port), timeout=PATIENCE) as c:
+        body = json.dumps({"input": "x", "stream": True, "max_output_tokens": 2, "metadata": {"note": "x" * 12_000_000}}).encode()
+        c.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        s.wait_for("requests_total", 1)
+        s.wait_until_idle()
+        text = c.makefile("rb").read()
+        assert len(text) > 36_000_000 and text.endswith(b"\r\n0\r\n\r\n") and b"event: response.incomplete" in text, (len(text), text[-100:])
+        assert s.metric("clients_slow_total") == 0
+    # one who does not read it is cut off all the same
+    with own("--batch", 1, "-c", CONTEXT) as s, socket.create_connection((s.host, s.port), timeout=PATIENCE) as c:
+        c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        body = json.dumps({"input": "x", "stream": True, "ignore_eos": True, "metadata": {"note": "x" * 600_000}, "top_logprobs": 20,
+                           "include": ["message.output_text.logprobs"]}).encode()
+        c.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        s.wait_for("clients_slow_total", 1)
+
+
 def test_a_full_queue_is_refused():
     with own("--batch", 1, "--queue", 1, "-c", CONTEXT) as s:
         running = [stream(s, "/v1/chat/completions", {"messages": FOX, "stream": True, "ignore_eos": True, "max_tokens": LONG}) for _ in range(2)]

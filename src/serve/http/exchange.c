@@ -543,9 +543,12 @@ static void flush(struct exchange *x, bool is_over) {
         x->reply = REPLY_STREAM;
         x->status = 200;
         x->type = x->style->stream_type;
+        if (x->draft.len > x->n_longest)
+            x->n_longest = x->draft.len;
         buffer_add(&x->out, x->draft.at, x->draft.len);
-        if (x->draft.has_failed || x->out.has_failed ||
-            x->out.len - x->n_sent > x->server->options.backlog_bytes) {
+        size_t n_unread = x->out.len - x->n_sent;
+        bool is_slow = n_unread > x->server->options.backlog_bytes + x->n_longest && !is_over;
+        if (x->draft.has_failed || x->out.has_failed || is_slow) {
             x->is_cut = true;
             x->server->metrics.cut++;
             worker_cancel(&x->job);

@@ -90,7 +90,8 @@ struct exchange {
     bool has_page_policy; /* part of the chat page */
     char *location;       /* target of a redirect; NULL: none; owned */
     struct buffer out;
-    size_t n_sent; /* of out */
+    size_t n_sent;    /* of out */
+    size_t n_longest; /* of what was added to it at once: nobody reads that so fast */
     uint64_t bytes;
     bool is_over; /* nothing will be added to out */
     bool is_cut, is_gone, is_suspended;

@@ -34,7 +34,8 @@ struct server_options {
     bool has_no_bursts;   /* every submission is one step */
     uint32_t max_answers; /* of one request: `n` */
     size_t body_bytes;    /* of a request at most */
-    size_t backlog_bytes; /* that a client may leave unread before it is cut off */
+    size_t backlog_bytes; /* that a client may leave unread before it is cut off: not counting the
+                           * longest event, and what ends the stream */
     unsigned connections; /* at most */
     double idle_seconds;  /* time for a connection to send a whole request */
 
