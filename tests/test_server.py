@@ -1562,6 +1562,7 @@ def test_anthropic_messages():
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"], kinds
     model = c.models.retrieve(SHIPPED.stem)
     assert [m.id for m in c.models.list()] == [SHIPPED.stem] and model.type == "model" and model.display_name and model.created_at.year > 2000, model
+    assert getattr(model, "lifecycle", None) == "active", model  # required since version 2 of the client
     n = c.messages.count_tokens(model="any", messages=FOX).input_tokens
     assert n == right["usage"]["prompt_tokens"]
 

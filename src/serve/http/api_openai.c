@@ -407,13 +407,13 @@ static json_t *model_json(const struct server *s) {
     char when[32];
     openai_write_time(s->created, when);
     return json_pack(
-        "{s:o, s:s, s:I, s:s, s:s, s:o, s:s, s:i, s:i, s:{s:i, s:i, s:I, s:s}}", "id",
+        "{s:o, s:s, s:I, s:s, s:s, s:o, s:s, s:s, s:i, s:i, s:{s:i, s:i, s:I, s:s}}", "id",
         json_of_text(str_of(s->model.name)), "object", "model", "created", (json_int_t)s->created,
         "owned_by", "sluice", "type", "model", "display_name", json_of_text(str_of(s->model.name)),
-        "created_at", when, "max_model_len", (int)s->model.context, "max_input_tokens",
-        (int)s->model.context, "meta", "context", (int)s->model.context, "trained_context",
-        (int)s->model.facts.context, "parameters", (json_int_t)s->model.facts.parameters,
-        "architecture", s->model.facts.architecture);
+        "created_at", when, "lifecycle", "active", "max_model_len", (int)s->model.context,
+        "max_input_tokens", (int)s->model.context, "meta", "context", (int)s->model.context,
+        "trained_context", (int)s->model.facts.context, "parameters",
+        (json_int_t)s->model.facts.parameters, "architecture", s->model.facts.architecture);
 }
 
 void openai_models(struct exchange *x) {
