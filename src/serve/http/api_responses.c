@@ -702,6 +702,7 @@ static const struct style response_style = {
     .fail = fail,
     .whole = whole,
     .has_all_deltas = true,
+    .repeats_request = true,
     .needs_all_digits = true,
 };
 

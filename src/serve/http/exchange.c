@@ -351,6 +351,8 @@ static void start(struct exchange *x, struct ask *ask, const struct style *style
         return;
     }
     fill_job(x);
+    if (ask->is_streamed && style->begin) /* here, as it may repeat megabytes of the request */
+        style->begin(x);
     x->refs++;
     int status = worker_submit(s->worker, &x->job, &err);
     if (status) {
@@ -554,7 +556,8 @@ static void flush(struct exchange *x, bool is_over) {
             worker_cancel(&x->job);
         }
     }
-    x->draft.len = 0;
+    if (x->has_begun || is_over)
+        x->draft.len = 0;
     x->is_over |= is_over;
     if (x->out.len > x->n_sent || x->is_over || x->is_cut)
         resume(x);
@@ -571,6 +574,8 @@ static void end(struct exchange *x) {
 static bool is_long_response(const struct exchange *x) {
     enum { MAX_VALUES = 1 << 14 }; /* numbers and texts: some 10 ms */
     const struct ask *ask = x->ask;
+    if (x->style->repeats_request && x->body.len > BACKGROUND_BYTES)
+        return true;
     uint64_t each = 1 + (ask->n_top > 0 ? (uint64_t)ask->n_top : 0);
     uint64_t n = ask->hidden ? (uint64_t)ask->n_prompts * x->server->model.facts.width : 0;
     for (uint32_t i = 0; i < x->n_answers; i++)
@@ -584,11 +589,7 @@ void exchange_write(struct exchange *x) {
     if (x->has_ended) /* the last news was already taken, before its wake-up */
         return;
     job_take(&x->job, &x->news);
-    if (x->news.is_accepted && !x->has_begun && x->ask->is_streamed) {
-        x->has_begun = true;
-        if (x->style->begin)
-            x->style->begin(x);
-    }
+    x->has_begun |= x->news.is_accepted && x->ask->is_streamed;
     for (size_t i = 0; i < x->news.n_events; i++)
         take_event(x, &x->news.events[i]);
     x->news.n_events = 0;

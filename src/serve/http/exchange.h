@@ -19,17 +19,18 @@
 
 struct exchange;
 
-/* How an API writes the answers of the model. All are called by the writer's thread and append to
- * draft; NULL ones are skipped. */
+/* How an API writes the answers of the model. All but `begin` are called by the writer's thread, or
+ * at the end by the background's, and append to draft; NULL ones are skipped. */
 struct style {
-    const char *stream_type; /* of the content */
-    void (*begin)(struct exchange *x);
+    const char *stream_type;           /* of the content */
+    void (*begin)(struct exchange *x); /* before the job is submitted; sent once it is accepted */
     void (*delta)(struct exchange *x, struct answer *a, const struct answer_delta *delta);
     void (*end)(struct exchange *x, struct answer *a);     /* at the end of an answer */
     void (*done)(struct exchange *x);                      /* at the end of all */
     void (*fail)(struct exchange *x, const char *message); /* in a stream that has begun */
     json_t *(*whole)(struct exchange *x); /* the response when it is not streamed */
     bool has_all_deltas;                  /* `delta` is called for it, too */
+    bool repeats_request;                 /* so its end takes long where the request is long */
     bool needs_all_digits; /* it has numbers of the client's, or of the model's in tool calls */
 };
 
