@@ -382,6 +382,7 @@ def test_request_lines_in_absolute_form():
         assert b" 403 " in ask(target), (target, ask(target))
     for target in ("http://localhost/nothing", "ftp://localhost/v1/models"):
         assert b" 404 " in ask(target), (target, ask(target))
+    assert b"there is no *: all paths begin with /\"" in s.raw(b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     assert b" 403 " in ask("http:///v1/models"), ask("http:///v1/models")
 
 

@@ -83,7 +83,7 @@ static void refuse_path(struct exchange *x, const char *path) {
                     meant.at[n_before] == '/';
     if (!path)
         exchange_refuse(x, 404, NULL, "there is no %.200s: all paths begin with %s", x->path,
-                        prefix);
+                        *prefix ? prefix : "/");
     else if (n_before)
         exchange_refuse(x, 404, NULL, "there is no %.200s: it has %.*s %s, expected %s%.*s",
                         x->path, (int)n_before, path, is_twice ? "twice" : "before the path",
