@@ -309,8 +309,13 @@ uninstall:
 build/data/unpacked: $(wildcard tests/data/*.tar.xz) tools/draft_block.py | $(STAMPS)/test
 	@rm -rf build/data && mkdir -p build/data
 	@for f in tests/data/*.tar.xz; do tar -xJf $$f -C build/data || exit 1; done
-	@mkdir build/data/locales && for l in de_DE tr_TR ps_AF; do localedef -f UTF-8 -i $$l --no-archive build/data/locales/$$l.UTF-8 || exit 1; done
 	@python3 tools/draft_block.py add models/stories-27m-q4_k_m.gguf build/data/mtp/stories-block.gguf build/data/mtp/stories.gguf
+	@touch $@
+
+# For programs that embed the library and have another locale.
+build/data/locales/made: build/data/unpacked
+	@rm -rf $(@D) && mkdir $(@D)
+	@for l in de_DE tr_TR ps_AF; do localedef -f UTF-8 -i $$l --no-archive $(@D)/$$l.UTF-8 || exit 1; done
 	@touch $@
 
 $(B)/tests: $(call objects,$(TESTS)) $(B)/libsluice.a
@@ -388,7 +393,7 @@ $(B)/every_verb: $(call objects,tests/leaks/every_verb.c $(filter-out src/cmd/ma
 	$(Q)$(CC) $(LDFLAGS) $^ $(EDIT_LIBS) $(SERVE_LIBS) $(LIBS) -o $@
 
 # What one flavour needs to be tested; tests/run.sh runs the flavours and adds up.
-test-binaries: $(B)/sluice $(if $(filter build,$(B)),$(B)/libsluice.so $(if $(filter 1,$(VULKAN)),$(B)/tests-vulkan) $(if $(EMULATED_TESTS),$(B)/tests-emulated-90)) $(B)/tests $(B)/generate $(B)/walk build/data/unpacked
+test-binaries: $(B)/sluice $(if $(filter build,$(B)),$(B)/libsluice.so $(if $(filter 1,$(VULKAN)),$(B)/tests-vulkan) $(if $(EMULATED_TESTS),$(B)/tests-emulated-90)) $(B)/tests $(B)/generate $(B)/walk build/data/locales/made
 where:
 	@echo $(B)
 
