@@ -79,8 +79,8 @@ static void refuse_path(struct exchange *x, const char *path) {
     const char *hint = path ? route_hint(path) : NULL, *prefix = x->server->options.prefix;
     struct str meant = path && !hint ? route_meant(path) : STR("");
     size_t n_before = meant.len ? (size_t)(meant.at - path) : 0;
-    bool is_twice = n_before < meant.len && memcmp(path, meant.at, n_before) == 0 &&
-                    meant.at[n_before] == '/';
+    bool is_twice =
+        n_before < meant.len && memcmp(path, meant.at, n_before) == 0 && meant.at[n_before] == '/';
     if (!path)
         exchange_refuse(x, 404, NULL, "there is no %.200s: all paths begin with %s", x->path,
                         *prefix ? prefix : "/");
