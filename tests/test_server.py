@@ -1729,6 +1729,22 @@ def test_ollama_models_and_errors():
         assert e.status_code == 400 and "top_p" in e.error
 
 
+def test_ollama_loads_a_model():
+    """Its clients do that by asking for nothing: nothing is generated."""
+    s = server()
+    before = s.metric("answers_total")
+    post = lambda path, **body: s.request("POST", path, {"model": "m", **body})[::2]
+    for path, body in (("/api/generate", {}), ("/api/generate", {"prompt": ""}), ("/api/generate", {"prompt": "", "stream": False, "system": "x", "suffix": "", "keep_alive": "5m"}),
+                       ("/api/chat", {}), ("/api/chat", {"messages": []})):
+        status, answer = post(path, **body)
+        assert status == 200 and answer["done"] is True and answer["done_reason"] == "load", (path, body, answer)
+    for body in ({}, {"input": ""}, {"input": []}):
+        assert post("/api/embed", **body)[1]["embeddings"] == [], body
+    assert post("/api/embeddings", prompt="") == (200, {"embedding": []})
+    assert post("/v1/embeddings", input="")[0] == post("/v1/embeddings", input=[])[0] == post("/api/embed", input=[""])[0] == 400
+    assert s.metric("answers_total") == before
+
+
 def test_ollama_logprobs():
     s = server()
     right = s.chat(max_tokens=5, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]

@@ -120,10 +120,24 @@ static const struct style openai_style = {.whole = openai_embeddings};
 static const struct style ollama_style = {.whole = ollama_embeddings};
 static const struct style ollama_one_style = {.whole = ollama_embedding};
 
-static void embed(struct exchange *x, const char *name, const struct style *style) {
+static bool is_nothing(const json_t *input) {
+    return !input || (json_is_string(input) && json_string_length(input) == 0) ||
+           (json_is_array(input) && json_array_size(input) == 0);
+}
+
+/* `nothing` answers a request without a text, by which Ollama's clients load a model; NULL: it is
+ * refused. Taken. */
+static void embed(struct exchange *x, const char *name, const struct style *style,
+                  json_t *nothing) {
     struct fields f;
     struct ask *ask = exchange_ask(x, &f);
     const char *encoding = "float";
+    if (ask && nothing && !f.wrong && is_nothing(fields_any(&f, name))) {
+        ask_close(ask);
+        exchange_reply(x, 200, nothing);
+        return;
+    }
+    json_decref(nothing);
     if (!ask)
         return;
     fields_string(&f, "encoding_format", &encoding);
@@ -135,13 +149,16 @@ static void embed(struct exchange *x, const char *name, const struct style *styl
 }
 
 void openai_embed(struct exchange *x) {
-    embed(x, "input", &openai_style);
+    embed(x, "input", &openai_style, NULL);
 }
 
 void ollama_embed(struct exchange *x) {
-    embed(x, "input", &ollama_style);
+    embed(x, "input", &ollama_style,
+          json_pack("{s:o, s:[], s:i, s:i, s:i}", "model",
+                    json_of_text(str_of(x->server->model.name)), "embeddings", "total_duration", 0,
+                    "load_duration", 0, "prompt_eval_count", 0));
 }
 
 void ollama_embed_one(struct exchange *x) {
-    embed(x, "prompt", &ollama_one_style);
+    embed(x, "prompt", &ollama_one_style, json_pack("{s:[]}", "embedding"));
 }

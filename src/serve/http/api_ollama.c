@@ -110,8 +110,8 @@ static void read_generate(struct ask *ask, struct fields *f, const struct ask_mo
     read_format(ask, f, m);
     if (prompt && !json_is_string(prompt))
         fields_refuse(f, "prompt", "prompt is %s, expected a string", json_kind(prompt));
-    if (f->wrong || !prompt)
-        return;
+    if (f->wrong || (json_string_length(prompt) == 0 && !*suffix))
+        return; /* no prompt */
     struct str text = {json_string_value(prompt), json_string_length(prompt)};
     if (*suffix) {
         const struct ask_middle middle = {.before = text, .after = str_of(suffix)};
@@ -236,7 +236,7 @@ static const struct style chat_style = {
     .needs_all_digits = true,
 };
 
-/* A request without messages or prompt only asks whether the model is loaded. */
+/* A request without messages or with an empty prompt only asks for the model to be loaded. */
 static void reply_loaded(struct exchange *x, struct ask *ask, bool is_chat) {
     json_t *line = begin_line(x, true);
     json_object_set_new(line, "done_reason", json_string("load"));
