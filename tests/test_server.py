@@ -658,6 +658,25 @@ def test_calls_in_the_form_of_before_tools():
             assert words in prompt({"role": "assistant", "function_call": call})["error"]["message"], call
 
 
+def test_calls_without_arguments():
+    """A call of a function without parameters, as models write them and histories keep them."""
+    with own("--chat-template", ROOT / "tests/data/templates/qwen35.jinja") as s:
+        def prompt(**function):
+            call = {"id": "c", "type": "function", "function": {"name": "now", **function}}
+            status, _, body = s.request("POST", "/apply-template", {"messages": [*FOX, {"role": "assistant", "content": "", "tool_calls": [call]}]})
+            return body["prompt"] if status == 200 else body["error"]["message"]
+        right = prompt(arguments="{}")
+        assert "<function=now>\n</function>" in right, right
+        for none in ({}, {"arguments": ""}, {"arguments": " \n"}, {"arguments": None}, {"arguments": {}}):
+            assert prompt(**none) == right, (none, prompt(**none))
+        assert "tool_calls[0].function.arguments is an array, expected a string" in prompt(arguments=[])
+        item = {"type": "function_call", "call_id": "c", "name": "now", "arguments": ""}
+        asked = {"input": [*FOX, item, {"type": "function_call_output", "call_id": "c", "output": "3"}], "max_output_tokens": 2}
+        assert s.request("POST", "/v1/responses", asked)[0] == 200
+    status, _, body = server().request("POST", CHAT, {"messages": [{"role": "user", "content": [{"text": "x"}]}]})
+    assert status == 400 and body["error"]["message"] == "messages[0].content has a part that is without a type, expected an object with a type", body
+
+
 def test_tools_for_templates_that_know_none():
     """SmolLM2's template ignores tools, and writes neither calls nor where a result belongs: they are text then."""
     tools = [{"type": "function", "function": WEATHER}]

@@ -12,7 +12,7 @@ static bool add_part(struct fields *f, const char *name, const json_t *part, con
         json_object_get(part, type && strcmp(type, "refusal") == 0 ? "refusal" : "text");
     if (!json_is_object(part) || !type)
         fields_refuse(f, name, "%s has a part that is %s, expected an object with a type", where,
-                      json_kind(part));
+                      json_is_object(part) ? "without a type" : json_kind(part));
     else if (strcmp(type, "text") != 0 && strcmp(type, "refusal") != 0 &&
              strcmp(type, "input_text") != 0 && strcmp(type, "output_text") != 0)
         fields_refuse(f, name, "%s has a part of type %.40s; this model reads text alone", where,
@@ -48,6 +48,12 @@ json_t *ask_content(struct fields *f, const char *name, const json_t *content, c
     return whole;
 }
 
+/* null, or a text of white space alone. */
+static bool is_blank(const json_t *value) {
+    const char *text = json_string_value(value);
+    return json_is_null(value) || (text && strspn(text, " \t\r\n") == json_string_length(value));
+}
+
 /* A call as templates want it: the arguments an object. `where` is its function; NULL: refused. */
 static json_t *plain_call(struct fields *f, const json_t *function, const char *id,
                           const char *where) {
@@ -58,6 +64,8 @@ static json_t *plain_call(struct fields *f, const json_t *function, const char *
                       json_is_object(function) ? "without a name" : json_kind(function));
         return NULL;
     }
+    if (is_blank(arguments)) /* as some models call functions without parameters */
+        arguments = NULL;
     if (arguments && !json_is_string(arguments) && !json_is_object(arguments)) {
         fields_refuse(f, "messages", "%s.arguments is %s, expected a string", where,
                       json_kind(arguments));
