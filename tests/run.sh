@@ -133,21 +133,27 @@ check_emulated() {
     suite "CUDA, emulated GPU of ${1%0}.0" "build/tests-emulated-$1" emulated_ "${@:2}"
 }
 
-# check_vulkan WORDS...: the Vulkan backend on a driver that runs on the processor, under the validation layer; of the tests
-# of whole models those whose names hold one of the words.
-check_vulkan() {
+# The Vulkan backend on a driver that runs on the processor, under the validation layer. Most of the time it compiles
+# shaders, which it keeps in its cache: the ops are first, and what uses the same shaders is started when they are done.
+has_vulkan() {
     if [ ! -x build/tests-vulkan ] || ! ls /usr/share/vulkan/icd.d/*.json >/dev/null 2>&1; then
         echo "Vulkan: glslc, its headers or a driver was not found, left out"
-        return
+        return 1
     fi
     # LLVM knows Neoverse V1, N2 and V2 by their numbers, and that they have SVE.
     if grep -qE 'CPU part.*0xd(40|49|4f)' /proc/cpuinfo && ! grep -qw sve /proc/cpuinfo; then
         echo "Vulkan: Mesa's driver compiles SVE for this processor, where SVE is turned off, left out"
-        return
+        return 1
     fi
-    local validate=0
+    validate=0
     [ ! -f /usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json ] || validate=1
+}
+check_vulkan_ops() {
     suite "Vulkan, ops" env SLUICE_VULKAN_VALIDATE=$validate build/tests-vulkan vulkan_
+}
+
+# check_vulkan_models WORDS...: of the tests of whole models those whose names hold one of the words.
+check_vulkan_models() {
     suite "Vulkan, models" env SLUICE_VULKAN_VALIDATE=$validate build/tests-vulkan "$@"
     suite "Vulkan, stages" env SLUICE_VULKAN_STAGES=1 build/tests-vulkan stages_ device_greedy device_one_sub vulkan_bursts vulkan_drafts vulkan_join
     suite "Vulkan, matrices" env SLUICE_VULKAN_PLAIN=matrix build/tests-vulkan vulkan_project_matrices
@@ -182,11 +188,14 @@ sanitized() {
 }
 
 # The longest first. Under sanitizers without what computes for long and reads nothing foreign (test-all leaves nothing
-# out): what measures, whose verbs test_leaks.sh runs, and rows of vector kernels, which are the release's there.
+# out): what measures, whose verbs test_leaks.sh runs, whole models' numbers, and rows of vector kernels, which are the
+# release's there.
 quick() {
-    suite "unit tests, sanitizers" build/asan/tests $kernels
+    local validate has_vulkan=true
+    has_vulkan || has_vulkan=false
+    ! $has_vulkan || check_vulkan_ops
+    suite "unit tests, sanitizers" build/asan/tests $computing
     suite "unit tests, release" build/tests
-    check_vulkan $vulkan
     check_emulated 90 $on_emulated
     sanitized "command line" tests/test_cli.py
     suite "command line, release" env $full python3 tests/test_cli.py build/sluice
@@ -200,6 +209,7 @@ quick() {
     suite "server, sanitizers and leaks" python3 tests/test_server.py build/asan/sluice openai_logprobs no_request garbage \
         pipelined goes_away next_turn page_files responses_are responses_tools echo_with embeddings_of_texts
     suite "the page in a browser" python3 tests/test_page.py build/sluice
+    ! $has_vulkan || check_vulkan_models $vulkan
     suite "JSON schemas, release" python3 tests/test_schemas.py build/walk
     suite "JSON schemas, sanitizers" python3 tests/test_schemas.py build/asan/walk
     suite "conversations, leaks" python3 tests/test_chat.py build/asan/sluice edited several_lines_through
@@ -297,8 +307,8 @@ all() {
 
 list_files >"$folder/before"
 case ${1:-} in
-    quick) leaks=0 load=30 full="" kernels=-kernels_independent measuring="-bench -imatrix -drafts_by -predicts -threads_are -while_loading" vulkan="device_logits device_greedy device_one_sub device_resume device_serve" narrow=vulkan_delta on_emulated="device_one_sub" && quick ;;
-    all) leaks=1 load=300 full=SLUICE_TEST_FULL=1 kernels="" measuring="" vulkan=device_ narrow=vulkan_ on_emulated="device_one_sub device_logits_of device_resume device_same_bits_in_any_chunks device_story" && all ;;
+    quick) leaks=0 load=30 full="" computing="-kernels_independent -kernels_find -fidelity_ -gives_the_same_tokens -gives_the_tokens -engine_threads_give -the_bits_of_a_run -pick_among_many -pick_of_a_large -few_pages" measuring="-bench -imatrix -drafts_by -predicts -threads_are -while_loading" vulkan="device_logits device_greedy device_one_sub device_resume" narrow=vulkan_delta on_emulated="device_one_sub" && quick ;;
+    all) leaks=1 load=300 full=SLUICE_TEST_FULL=1 computing="" measuring="" vulkan=device_ narrow=vulkan_ on_emulated="device_one_sub device_logits_of device_resume device_same_bits_in_any_chunks device_story" && all ;;
     build) build "${@:2}"; exit ;;
     *) echo "usage: run.sh quick|all|build COMMAND..." >&2; exit 2 ;;
 esac
