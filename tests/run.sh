@@ -135,7 +135,7 @@ check_emulated() {
 
 # The Vulkan backend on a driver that runs on the processor, under the validation layer. Most of the time it compiles
 # shaders, which it keeps in its cache: the ops are first, and what uses the same shaders is started when they are done.
-has_vulkan() {
+can_run_vulkan() { # and sets `validate`
     if [ ! -x build/tests-vulkan ] || ! ls /usr/share/vulkan/icd.d/*.json >/dev/null 2>&1; then
         echo "Vulkan: glslc, its headers or a driver was not found, left out"
         return 1
@@ -191,9 +191,9 @@ sanitized() {
 # out): what measures, whose verbs test_leaks.sh runs, whole models' numbers, and rows of vector kernels, which are the
 # release's there.
 quick() {
-    local validate has_vulkan=true
-    has_vulkan || has_vulkan=false
-    ! $has_vulkan || check_vulkan_ops
+    local validate vulkan_runs=true
+    can_run_vulkan || vulkan_runs=false
+    ! $vulkan_runs || check_vulkan_ops
     suite "unit tests, sanitizers" build/asan/tests $computing
     suite "unit tests, release" build/tests
     check_emulated 90 $on_emulated
@@ -209,7 +209,7 @@ quick() {
     suite "server, sanitizers and leaks" python3 tests/test_server.py build/asan/sluice openai_logprobs no_request garbage \
         pipelined goes_away next_turn page_files responses_are responses_tools echo_with embeddings_of_texts
     suite "the page in a browser" python3 tests/test_page.py build/sluice
-    ! $has_vulkan || check_vulkan_models $vulkan
+    ! $vulkan_runs || check_vulkan_models $vulkan
     suite "JSON schemas, release" python3 tests/test_schemas.py build/walk
     suite "JSON schemas, sanitizers" python3 tests/test_schemas.py build/asan/walk
     suite "conversations, leaks" python3 tests/test_chat.py build/asan/sluice edited several_lines_through
@@ -307,7 +307,7 @@ all() {
 
 list_files >"$folder/before"
 case ${1:-} in
-    quick) leaks=0 load=30 full="" computing="-kernels_independent -kernels_find -fidelity_ -gives_the_same_tokens -gives_the_tokens -engine_threads_give -the_bits_of_a_run -pick_among_many -pick_of_a_large -few_pages" measuring="-bench -imatrix -drafts_by -predicts -threads_are -while_loading" vulkan="device_logits device_greedy device_one_sub device_resume" narrow=vulkan_delta on_emulated="device_one_sub" && quick ;;
+    quick) leaks=0 load=30 full="" computing="-kernels_independent -kernels_find -fidelity_ -gives_the_same_tokens -gives_the_tokens -engine_threads_give -the_bits_of_a_run -pick_among_many -pick_of_a_large -with_few_pages" measuring="-bench -imatrix -drafts_by -predicts -threads_are -while_loading" vulkan="device_logits device_greedy device_one_sub device_resume" narrow=vulkan_delta on_emulated="device_one_sub" && quick ;;
     all) leaks=1 load=300 full=SLUICE_TEST_FULL=1 computing="" measuring="" vulkan=device_ narrow=vulkan_ on_emulated="device_one_sub device_logits_of device_resume device_same_bits_in_any_chunks device_story" && all ;;
     build) build "${@:2}"; exit ;;
     *) echo "usage: run.sh quick|all|build COMMAND..." >&2; exit 2 ;;

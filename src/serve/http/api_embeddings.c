@@ -134,7 +134,7 @@ static void embed(struct exchange *x, const char *name, const struct style *styl
     const char *encoding = "float";
     if (ask && nothing && !f.wrong && is_nothing(fields_any(&f, name))) {
         ask_close(ask);
-        exchange_reply(x, 200, nothing);
+        exchange_reply_json(x, 200, nothing);
         return;
     }
     json_decref(nothing);
