@@ -148,17 +148,18 @@ can_run_vulkan() { # and sets `validate`
     validate=0
     [ ! -f /usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json ] || validate=1
 }
+# check_vulkan_ops WORDS...: those that are left out have a -.
 check_vulkan_ops() {
-    suite "Vulkan, ops" env SLUICE_VULKAN_VALIDATE=$validate build/tests-vulkan vulkan_
+    suite "Vulkan, ops" env SLUICE_VULKAN_VALIDATE=$validate build/tests-vulkan vulkan_ "$@"
 }
 
 # check_vulkan_models WORDS...: of the tests of whole models those whose names hold one of the words.
 check_vulkan_models() {
     suite "Vulkan, models" env SLUICE_VULKAN_VALIDATE=$validate build/tests-vulkan "$@"
-    suite "Vulkan, stages" env SLUICE_VULKAN_STAGES=1 build/tests-vulkan stages_ device_greedy device_one_sub vulkan_bursts vulkan_drafts vulkan_join
+    suite "Vulkan, stages" env SLUICE_VULKAN_STAGES=1 build/tests-vulkan stages_ $in_stages
     suite "Vulkan, matrices" env SLUICE_VULKAN_PLAIN=matrix build/tests-vulkan vulkan_project_matrices
     suite "Vulkan, subgroups of 4" env LP_NATIVE_VECTOR_WIDTH=128 build/tests-vulkan $narrow
-    suite "Vulkan, small workgroups" env SLUICE_VULKAN_PLAIN=1 build/tests-vulkan vulkan_pick vulkan_join
+    suite "Vulkan, small workgroups" env SLUICE_VULKAN_PLAIN=1 build/tests-vulkan $in_small
 }
 
 # Types with a grid against gguf-py, on random blocks.
@@ -193,7 +194,7 @@ sanitized() {
 quick() {
     local validate vulkan_runs=true
     can_run_vulkan || vulkan_runs=false
-    ! $vulkan_runs || check_vulkan_ops
+    ! $vulkan_runs || check_vulkan_ops $vulkan_without
     suite "unit tests, sanitizers" build/asan/tests $computing
     suite "unit tests, release" build/tests
     check_emulated 90 $on_emulated
@@ -307,8 +308,24 @@ all() {
 
 list_files >"$folder/before"
 case ${1:-} in
-    quick) leaks=0 load=30 full="" computing="-kernels_independent -kernels_find -fidelity_ -gives_the_same_tokens -gives_the_tokens -engine_threads_give -the_bits_of_a_run -pick_among_many -pick_of_a_large -with_few_pages" measuring="-bench -imatrix -drafts_by -predicts -threads_are -while_loading" vulkan="device_logits device_greedy device_one_sub device_resume" narrow=vulkan_delta on_emulated="device_one_sub" && quick ;;
-    all) leaks=1 load=300 full=SLUICE_TEST_FULL=1 computing="" measuring="" vulkan=device_ narrow=vulkan_ on_emulated="device_one_sub device_logits_of device_resume device_same_bits_in_any_chunks device_story" && all ;;
+    quick)
+        leaks=0 load=15 full=""
+        computing="-kernels_independent -kernels_find -fidelity_ -gives_the_same_tokens -gives_the_tokens -engine_threads_give
+            -the_bits_of_a_run -pick_among_many -pick_of_a_large -with_few_pages"
+        measuring="-bench -imatrix -drafts_by -predicts -threads_are -while_loading"
+        vulkan="device_logits device_one_sub"
+        vulkan_without="-bursts_of -drafts_are -far_positions -row_shapes"
+        in_stages="device_one_sub vulkan_join" in_small="=vulkan_pick vulkan_join" narrow=vulkan_delta
+        on_emulated="device_one_sub"
+        quick ;;
+    all)
+        leaks=1 load=300 full=SLUICE_TEST_FULL=1
+        computing="" measuring=""
+        vulkan=device_ vulkan_without=""
+        in_stages="device_greedy device_one_sub vulkan_bursts vulkan_drafts vulkan_join" in_small="vulkan_pick vulkan_join"
+        narrow=vulkan_
+        on_emulated="device_one_sub device_logits_of device_resume device_same_bits_in_any_chunks device_story"
+        all ;;
     build) build "${@:2}"; exit ;;
     *) echo "usage: run.sh quick|all|build COMMAND..." >&2; exit 2 ;;
 esac
