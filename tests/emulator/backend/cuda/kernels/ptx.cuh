@@ -405,13 +405,16 @@ template <int N> static inline void setmaxnreg_inc(void) {
 }
 template <int N> static inline void setmaxnreg_dec(void) {
 }
+/* All lanes of a warp together: the one that releases a stage has waited for the others. */
 static inline void wgmma_fence(void) {
+    __syncwarp();
 }
 static inline void wgmma_commit(void) {
     gpu_wgmma_commit();
 }
 template <int N> static inline void wgmma_wait(void) {
     gpu_wgmma_wait(N);
+    __syncwarp();
 }
 
 template <class F> static inline double gpu_number(const void *at) {
