@@ -287,6 +287,7 @@ all() {
     case $(uname -m) in
         x86_64)
             suite "gcc, AVX2 only" env SLUICE_CPU=avx2 build/tests
+            suite "gcc, AVX-512 without VNNI" env SLUICE_CPU="avx2 avx512" build/tests fidelity_ kernels_ engine_threads
             flavour "aarch64 under qemu" qemu-aarch64-static "$under_qemu" CROSS=aarch64-linux-gnu
             local arm=build/aarch64-linux-gnu # N1: dot products, but neither I8MM nor BF16
             suite "Neoverse N1 under qemu" qemu-aarch64-static -cpu neoverse-n1 $arm/tests cpu_ kernels delta_rule quant_encodes

@@ -9,6 +9,7 @@
 /* Best first. */
 static const struct kernel_rows *const tables[] = {
 #if defined(__x86_64__)
+    &kernels_avx512_vnni,
     &kernels_avx512,
     &kernels_avx2,
 #elif defined(__aarch64__)

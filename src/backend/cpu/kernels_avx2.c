@@ -1,13 +1,7 @@
 /* kernels_avx2.c - products with AVX2, FMA and F16C.
  *
- * The int8 kernels are those of kernels_x86.h with eight weight rows a tile. vpmaddubsw multiplies
- * unsigned by signed bytes and adds neighbours, saturating at 16 bits, so the weights' size decides
- * how many of its results may be added before they are widened to 32 bits:
- *
- *   weights up to 15: eight (8 x 2 x 15 x 127 = 30480), up to 31: four, up to 63: two
- *
- * Types that fill their bytes are kept signed, and the weight's sign is moved to the activation:
- * |w| (x sign w), at most 2 x 128 x 127 = 32512. */
+ * The int8 kernels are those of kernels_x86.h with eight weight rows a tile, their products those
+ * of kernels_x86_madd.h. */
 #include "backend/cpu/kernels_rows.h"
 
 #if defined(__x86_64__)
@@ -150,48 +144,15 @@ INLINE void quantize_group(const float *x, float inverse, int8_t *q, int32_t *su
 #include "backend/cpu/kernels_x86_expand.h"
 
 enum { DOT_FEW = 1, DOT_MANY = 4 };
-
-/* Weights without their signs, where they have any. */
-INLINE __m256i magnitude(const struct format *f, __m256i w) {
-    return f->max < 128 ? w : _mm256_abs_epi8(w);
-}
-
-/* Sums of two products each, 16 bits wide. */
-INLINE __m256i multiply_pairs(const struct format *f, __m256i w, __m256i magnitude,
-                              const int8_t *q) {
-    int32_t four;
-    memcpy(&four, q, sizeof four);
-    __m256i x = _mm256_set1_epi32(four);
-    return _mm256_maddubs_epi16(magnitude, f->max < 128 ? x : _mm256_sign_epi8(x, w));
-}
-
-/* The dot products of run h of a group and n rows. */
-INLINE void dot_rows(const struct format *f, const struct expanded *w, const struct act_group *rows,
-                     size_t stride, int n, int h, __m256i *dot) {
-    int quads = 8 / f->runs, fit = f->max < 16 ? 8 : f->max < 32 ? 4 : f->max < 64 ? 2 : 1;
-    int batch = fit < quads ? fit : quads;
-    UNROLL for (int r = 0; r < n; r++) {
-        const struct act_group *a = rows + (size_t)r * stride;
-        int32_t minus = f->runs == 1 ? a->minus_sum : a->minus_half[h];
-        dot[r] = _mm256_set1_epi32(f->bias_log2 ? minus * (1 << f->bias_log2) : 0);
-    }
-    UNROLL for (int j = quads * h; j < quads * (h + 1); j += batch) {
-        __m256i pairs[DOT_MANY];
-        UNROLL for (int i = j; i < j + batch; i++) {
-            __m256i plain = magnitude(f, w->w[i]);
-            UNROLL for (int r = 0; r < n; r++) {
-                __m256i two = multiply_pairs(f, w->w[i], plain, rows[(size_t)r * stride].q + 4 * i);
-                pairs[r] = i == j ? two : _mm256_add_epi16(pairs[r], two);
-                if (n == DOT_MANY && batch > 1)
-                    __asm__ volatile("" : "+x"(pairs[r])); /* or gcc adds them all at the end */
-            }
-        }
-        UNROLL for (int r = 0; r < n; r++) dot[r] =
-            _mm256_add_epi32(dot[r], _mm256_madd_epi16(pairs[r], _mm256_set1_epi16(1)));
-    }
-}
-
-#include "backend/cpu/kernels_x86.h"
+#define I_SET(x) _mm256_set1_epi32(x)
+#define I_LEFT(v, bits) _mm256_slli_epi32(v, bits)
+#define I_ADD(a, b) _mm256_add_epi32(a, b)
+#define I_ADD_WORDS(a, b) _mm256_add_epi16(a, b)
+#define I_ABS_BYTES(v) _mm256_abs_epi8(v)
+#define I_SIGN_BYTES(x, w) _mm256_sign_epi8(x, w)
+#define I_PAIRS(u, s) _mm256_maddubs_epi16(u, s)
+#define I_WIDEN(v) _mm256_madd_epi16(v, _mm256_set1_epi16(1))
+#include "backend/cpu/kernels_x86_madd.h"
 
 /* ---- f32 activations ------------------------------------------------------------------------- */
 

@@ -61,7 +61,7 @@ struct kernel_rows {
 
 extern const struct kernel_rows kernels_portable;
 #if defined(__x86_64__)
-extern const struct kernel_rows kernels_avx512, kernels_avx2;
+extern const struct kernel_rows kernels_avx512_vnni, kernels_avx512, kernels_avx2;
 #elif defined(__aarch64__)
 extern const struct kernel_rows kernels_neon_mmla, kernels_neon_sdot, kernels_neon_plain,
     kernels_neon_fhm, kernels_neon;

@@ -13,8 +13,8 @@
  * scale for 16 values make two dots of four. Bytes read per call: the packed tiles once for every
  * eight activation rows, or 64, from memory the first time, then from L2.
  *
- * Included by kernels_avx2.c and kernels_avx512.c after kernels_x86_expand.h. They first define
- *   TARGET, V_FMA(a, b, c), V_FNMA(a, b, c) (c - a b)
+ * Included by kernels_avx2.c, kernels_avx512.c and kernels_avx512_vnni.c after
+ * kernels_x86_expand.h. They first define TARGET, V_FMA(a, b, c), V_FNMA(a, b, c) (c - a b)
  *   dot_rows                        the integer part, of DOT_FEW rows, or of DOT_MANY where a tile
  *                                   was expanded before
  * and get project_<type> for every type. */

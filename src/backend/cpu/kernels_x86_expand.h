@@ -1,5 +1,5 @@
 /* kernels_x86_expand.h - a group of packed quants to bytes, for the int8 products on x86: what
- * kernels_x86.h and the dot_rows of kernels_avx2.c and kernels_avx512.c multiply.
+ * kernels_x86.h multiplies.
  *
  * The files that include it first define
  *   TILE, VEC, V_SET(x)
@@ -23,7 +23,8 @@ struct format {
     int runs;                     /* scales in a group: 1 or 2 */
     int bias_log2;                /* the weights' bias is a power of two; 0: none */
     bool has_min;
-    int max; /* the largest weight, with its bias; 255: whole bytes, which AVX2 keeps signed */
+    int max; /* the largest weight, with its bias; 255: whole bytes, which are signed without VNNI
+              */
 };
 
 #define QUANTS(block, i) ints_load((block) + 4 * TILE * (i))
