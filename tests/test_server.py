@@ -815,9 +815,23 @@ def test_openai_completions():
         assert len(lp.top_logprobs[0]) == n + 1 and lp.top_logprobs[0]["z"] == lp.token_logprobs[0], lp
     for prompt, words in (("", "no tokens"), ([], "prompt is empty"), ({}, "prompt is an object"), ([[]], "prompt has an empty array"),
                           ([["x"]], "prompt has a token that is a string"), ([[[1]]], "prompt has a token that is an array"),
-                          ([99999999], "outside the vocabulary"), ([1, "x"], "a token that is a string"), (["x", 3], "prompt has a number")):
+                          ([99999999], "outside the vocabulary"), ([1, "x", {}], "a token that is an object"), (["x", 1.5], "prompt has a number")):
         status, _, body = server().request("POST", "/v1/completions", {"prompt": prompt})
         assert status == 400 and words in body["error"]["message"], (prompt, body)
+
+
+def test_prompts_of_tokens_and_texts():
+    """As llama.cpp's server takes them: control tokens are parsed in texts, BOS is added before a first text alone."""
+    s = server()
+    ids = lambda text: s.request("POST", "/tokenize", {"content": text, "parse_special": True})[2]["tokens"]
+    parts = [ids("Once"), " upon", ids(" a"), " time<|im_end|>"]
+    mixed = [x for part in parts for x in (part if isinstance(part, list) else [part])]
+    whole = [x for part in parts for x in (part if isinstance(part, list) else ids(part))]
+    for prompt, same in ((mixed, whole), ([" upon", *mixed], ids(" upon") + whole), ([mixed, "fox"], [whole, "fox"]), ([["fox", 5], [5]], [ids("fox") + [5], [5]])):
+        given, expected = (s.request("POST", "/v1/completions", {"prompt": p, "max_tokens": 8, "temperature": 0, "echo": True})[2] for p in (prompt, same))
+        assert given["choices"] == expected["choices"] and given["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"], (given, expected)
+    status, _, body = s.request("POST", "/v1/completions", {"prompt": [5, "fox " * 100000]})
+    assert status == 400 and "the prompt is too long" in body["error"]["message"], body
 
 
 def test_echo_with_logprobs():

@@ -170,8 +170,10 @@ struct ask_middle {
 /* SLUICE_ERR_UNSUPPORTED: the model has no tokens for it. */
 int ask_add_middle(struct ask *ask, const struct ask_model *m, const struct ask_middle *middle,
                    struct err *err);
-int ask_add_ids(struct ask *ask, const struct ask_model *m, const char *name, const json_t *ids,
-                struct err *err); /* an array, in the field `name` */
+/* One prompt of tokens, which may have texts among them: an array, in the field `name`. */
+int ask_add_parts(struct ask *ask, const struct ask_model *m, const char *name, const json_t *list,
+                  struct err *err);
+bool ask_has_token(const json_t *list);
 
 /* The ids of an array, in the field `name`; *out is to be freed, also on failure. */
 int ask_read_ids(const struct ask_model *m, const char *name, const json_t *list, int32_t **out,

@@ -468,28 +468,75 @@ void ask_decode(const struct ask_model *m, const int32_t *tokens, size_t n, bool
     sluice_text_close(text);
 }
 
+static int read_id(const struct ask_model *m, const char *name, const json_t *id, int32_t *out,
+                   struct err *err) {
+    json_int_t value = json_integer_value(id);
+    if (!json_is_integer(id) || value < 0 || value >= m->facts.n_tokens)
+        return err_set(err, SLUICE_ERR_ARGUMENT, "%s has a token that is %s, expected 0 to %d",
+                       name, json_is_integer(id) ? "outside the vocabulary" : json_kind(id),
+                       m->facts.n_tokens - 1);
+    *out = (int32_t)value;
+    return SLUICE_OK;
+}
+
 int ask_read_ids(const struct ask_model *m, const char *name, const json_t *list, int32_t **out,
                  struct err *err) {
     json_t *id;
     size_t i;
+    int status = SLUICE_OK;
     *out = calloc(json_array_size(list) + 1, sizeof **out);
     if (!*out)
         return err_memory(err, "tokens");
     json_array_foreach(list, i, id) {
-        json_int_t value = json_integer_value(id);
-        if (!json_is_integer(id) || value < 0 || value >= m->facts.n_tokens)
-            return err_set(err, SLUICE_ERR_ARGUMENT, "%s has a token that is %s, expected 0 to %d",
-                           name, json_is_integer(id) ? "outside the vocabulary" : json_kind(id),
-                           m->facts.n_tokens - 1);
-        (*out)[i] = (int32_t)value;
+        if ((status = read_id(m, name, id, &(*out)[i], err)))
+            break;
     }
-    return SLUICE_OK;
+    return status;
 }
 
-int ask_add_ids(struct ask *ask, const struct ask_model *m, const char *name, const json_t *list,
-                struct err *err) {
-    struct token_list ids = {NULL, json_array_size(list)};
-    int status = ask_read_ids(m, name, list, &ids.at, err);
+bool ask_has_token(const json_t *list) {
+    const json_t *part;
+    size_t i;
+    json_array_foreach(list, i, part) {
+        if (json_is_integer(part))
+            return true;
+    }
+    return false;
+}
+
+/* One more token, or a text: before a first one BOS is added. */
+static int append_part(const struct ask_model *m, const char *name, const json_t *part,
+                       struct token_list *ids, struct err *err) {
+    struct str text = {json_string_value(part), json_string_length(part)};
+    int32_t id;
+    int status = SLUICE_OK;
+    if (!text.at) {
+        status = read_id(m, name, part, &id, err);
+        return status ? status : append_token(ids, id, err);
+    }
+    if (ids->n == 0 && m->facts.adds_bos)
+        status = append_token(ids, m->facts.bos, err);
+    return status ? status : append_text(m, ids, text, SLUICE_ENCODE_SPECIAL, err);
+}
+
+int ask_add_parts(struct ask *ask, const struct ask_model *m, const char *name, const json_t *list,
+                  struct err *err) {
+    struct token_list ids = {0};
+    const json_t *part;
+    size_t i;
+    int status = SLUICE_OK;
+    if (!ask_has_token(list)) {
+        status = ask_read_ids(m, name, list, &ids.at, err); /* says what there is instead */
+        free(ids.at);
+        return status;
+    }
+    json_array_foreach(list, i, part) {
+        status = append_part(m, name, part, &ids, err);
+        if (!status && ids.n >= m->context)
+            status = too_long(m, ids.n, err);
+        if (status)
+            break;
+    }
     if (!status)
         return add_prompt(ask, m, ids, err);
     free(ids.at);

@@ -3,14 +3,14 @@
 
 /* ---- what is asked ------------------------------------------------------------------------ */
 
-/* A text, or ids. */
+/* A text, or tokens with texts among them, as llama.cpp's server takes them. */
 static int add_one(struct ask *ask, const struct ask_model *m, const char *name, const json_t *one,
                    struct err *err) {
     if (json_is_string(one))
         return ask_add_text(ask, m, (struct str){json_string_value(one), json_string_length(one)},
                             err);
     if (json_array_size(one) > 0)
-        return ask_add_ids(ask, m, name, one, err);
+        return ask_add_parts(ask, m, name, one, err);
     return err_set(err, SLUICE_ERR_ARGUMENT, "%s has %s, expected texts or arrays of tokens", name,
                    json_is_array(one) ? "an empty array" : json_kind(one));
 }
@@ -18,7 +18,7 @@ static int add_one(struct ask *ask, const struct ask_model *m, const char *name,
 int openai_add_prompts(struct ask *ask, const struct ask_model *m, const char *name,
                        const json_t *prompt, struct err *err) {
     int status = SLUICE_OK;
-    if (json_is_string(prompt) || json_is_integer(json_array_get(prompt, 0)))
+    if (json_is_string(prompt) || ask_has_token(prompt))
         return add_one(ask, m, name, prompt, err);
     if (json_array_size(prompt) == 0)
         return err_set(err, SLUICE_ERR_ARGUMENT,
