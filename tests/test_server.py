@@ -1533,7 +1533,7 @@ def test_embeddings_of_texts():
     assert [list(v) for v in e.embeddings] == [d.embedding for d in plain.data] and e.prompt_eval_count == r.usage.prompt_tokens
     assert list(o.embeddings(model="m", prompt=texts[1]).embedding) == plain.data[1].embedding
     for fields, words, param in (({}, "input is missing", "input"), ({"input": []}, "input is empty", "input"), ({"input": ""}, "no tokens", "input"),
-                                 ({"input": ["a", 3]}, "input has a number", "input"), ({"input": "x", "dimensions": 513}, "dimensions is 513", "dimensions"),
+                                 ({"input": ["a", 3.5]}, "input has a number", "input"), ({"input": "x", "dimensions": 513}, "dimensions is 513", "dimensions"),
                                  ({"input": "x", "dimensions": 0}, "dimensions is 0", "dimensions"),
                                  ({"input": "x", "encoding_format": "hex"}, "encoding_format is 'hex'", "encoding_format"),
                                  ({"input": "fox " * 3000}, "expected at most 511", "input"), ({"input": [["x"]]}, "input has a token that is a string", "input"),

@@ -118,7 +118,7 @@ static const struct job_prompt *prompt_of(const struct answer *a) {
 static void add_echo(const struct answer *a, struct buffer *text) {
     const json_t *prompt = json_object_get(a->ask->root, "prompt");
     const struct job_prompt *p = prompt_of(a);
-    if (json_is_array(json_array_get(prompt, 0)) || json_is_string(json_array_get(prompt, 0)))
+    if (json_is_array(prompt) && !ask_has_token(prompt)) /* several */
         prompt = json_array_get(prompt, a->number / (size_t)a->ask->n);
     if (a->ask->echoes && json_is_string(prompt))
         buffer_add(text, json_string_value(prompt), json_string_length(prompt));
