@@ -251,10 +251,10 @@ static void run_fiber(void) {
 
 void gpu_barrier(uint32_t number, uint32_t threads, bool waits) {
     struct block *b = own;
-    struct barrier *barrier = &b->barriers[number];
-    uint32_t generation = barrier->generation;
     if (number >= BARRIERS || threads > b->n || threads % 32)
         fail("a barrier of more threads than there are, or parts of warps");
+    struct barrier *barrier = &b->barriers[number];
+    uint32_t generation = barrier->generation;
     barrier->is_for_all = threads == 0;
     if (++barrier->count == (threads ? threads : b->n_running))
         release(barrier);

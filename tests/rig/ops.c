@@ -257,23 +257,43 @@ bool has_same_state(struct rig *a, struct rig *b) {
     return is_same;
 }
 
+/* The case as it is, and with a plan of one row. */
+static bool open_alone(const struct delta_case *c, uint32_t slots, uint64_t seed, struct rig *one,
+                       struct rig *many) {
+    struct delta_case alone = *c;
+    alone.rows = 1;
+    build_delta(one, &alone, slots, seed);
+    build_delta(many, c, slots, seed);
+    bool is_open = rig_open(one);
+    return rig_open(many) && is_open;
+}
+
+/* A step of the whole plan; then each of its rows alone, with the same bits. */
+static void step_and_alone(struct rig *one, struct rig *many, const struct run *runs, uint32_t n,
+                           const struct delta_case *c, uint32_t step) {
+    rig_step(many, RIG_DEVICE, runs, n, 9);
+    for (uint32_t k = 0, row = 0; k < n; k++)
+        for (uint32_t i = 0; i < runs[k].n_rows; i++, row++) {
+            struct run own = {runs[k].slot, runs[k].first_position + i, 1};
+            if (differs_alone(one, many, own, row, 9))
+                test_fail(__FILE__, __LINE__,
+                          "%u value heads, step %u: row %u of %u has other bits alone",
+                          c->value_heads, step, row, c->rows);
+        }
+}
+
 /* A row's bits are its own: alone in a plan of one row, or among other sequences, as many as there
  * is room for or fewer; every third step the last of them has all rows that are left. Where there
  * is more room than sequences, every other one has several rows. */
 void check_delta_rows(const struct delta_case *c, uint64_t seed) {
     enum { SLOTS = 24, STEPS = 7 };
-    struct delta_case alone = *c;
     struct rig one, many;
     uint32_t at[SLOTS] = {0};
-    alone.rows = 1;
-    build_delta(&one, &alone, SLOTS, seed);
-    build_delta(&many, c, SLOTS, seed);
-    bool is_open = rig_open(&one);
-    is_open = rig_open(&many) && is_open;
+    bool is_open = open_alone(c, SLOTS, seed, &one, &many);
     for (uint32_t step = 0; is_open && step < STEPS; step++) {
         struct run runs[SLOTS];
         uint32_t most = c->rows < SLOTS ? c->rows : SLOTS, n = most - step % most;
-        uint32_t rows = 0, row = 0;
+        uint32_t rows = 0;
         for (uint32_t k = 0; k < n; k++) {
             uint32_t slot = (k * 5 + step) % SLOTS, some = 1 + (7 * k + step) % (c->rows / n);
             runs[k] = (struct run){slot, at[slot],
@@ -283,15 +303,7 @@ void check_delta_rows(const struct delta_case *c, uint64_t seed) {
             at[slot] += runs[k].n_rows;
             rows += runs[k].n_rows;
         }
-        rig_step(&many, RIG_DEVICE, runs, n, 9);
-        for (uint32_t k = 0; k < n; k++)
-            for (uint32_t i = 0; i < runs[k].n_rows; i++, row++)
-                if (differs_alone(&one, &many,
-                                  (struct run){runs[k].slot, runs[k].first_position + i, 1}, row,
-                                  9))
-                    test_fail(__FILE__, __LINE__,
-                              "%u value heads, step %u: row %u of %u has other bits alone",
-                              c->value_heads, step, row, c->rows);
+        step_and_alone(&one, &many, runs, n, c, step);
     }
     if (is_open && one.plan->bytes[REGION_STATE] == many.plan->bytes[REGION_STATE] &&
         !has_same_state(&one, &many))
@@ -376,33 +388,18 @@ static void copy_states(struct rig *one, struct rig *many, uint32_t to, uint32_t
 
 void check_delta_logs(const struct delta_case *c, uint32_t steps, uint64_t seed) {
     enum { SLOTS = 20, KEPT = SLOTS - 1 }; /* the last cell is no sequence's */
-    struct delta_case alone = *c;
     struct rig one, many;
     uint32_t at[SLOTS] = {0};
-    alone.rows = 1;
-    build_delta(&one, &alone, SLOTS, seed);
-    build_delta(&many, c, SLOTS, seed);
-    bool is_open = rig_open(&one);
-    is_open = rig_open(&many) && is_open;
+    bool is_open = open_alone(c, SLOTS, seed, &one, &many);
     for (uint32_t step = 0; is_open && step < steps; step++) {
         struct run runs[SLOTS];
-        uint32_t row = 0, n = step % 8 == 5   ? 2
-                              : step % 8 == 2 ? 12
-                              : step % 5 == 3 ? 7
-                                              : SLOTS - 1;
+        uint32_t n = step % 8 == 5 ? 2 : step % 8 == 2 ? 12 : step % 5 == 3 ? 7 : SLOTS - 1;
         for (uint32_t k = 0; k < n; k++) {
             uint32_t slot = (k + step / 4) % (SLOTS - 1);
             runs[k] = (struct run){slot, at[slot], rows_of_run(step, n, k)};
             at[slot] += runs[k].n_rows;
         }
-        rig_step(&many, RIG_DEVICE, runs, n, 9);
-        for (uint32_t k = 0; k < n; k++)
-            for (uint32_t j = 0; j < runs[k].n_rows; j++, row++) {
-                struct run own = {runs[k].slot, runs[k].first_position + j, 1};
-                if (differs_alone(&one, &many, own, row, 9))
-                    test_fail(__FILE__, __LINE__, "%u value heads, step %u: row %u has other bits",
-                              c->value_heads, step, row);
-            }
+        step_and_alone(&one, &many, runs, n, c, step);
         if (step % 7 == 6)
             copy_states(&one, &many, KEPT, step % 6, SLOTS);
         if (step % 7 == 0 && step)

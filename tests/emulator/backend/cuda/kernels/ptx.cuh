@@ -160,6 +160,7 @@ static inline void mbarrier_init_fence(void) {
 static inline void fence_proxy_async(void) {
 }
 static inline bool elect_lane(void) {
+    __syncwarp(); /* elect.sync is of all lanes */
     return gpu_lane() == 0;
 }
 static inline void prefetch_l2(const uint8_t *, uint32_t) {
