@@ -53,7 +53,7 @@ $(if $(MODE_FLAGS),,$(error MODE is $(MODE), expected release, debug, asan, ubsa
 
 # Contraction is off so that every compiler and processor gives the same bits. A loop that clang does
 # not unroll as it was told is no error: it is slower, and only where clang is used.
-CFLAGS   ?= -g
+CFLAGS   ?= $(if $(filter asan,$(MODE)),-g1,-g) # line numbers are all that the sanitizers print
 CFLAGS   += -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -Wstrict-prototypes -Wshadow \
             -Wmissing-prototypes $(if $(filter clang%,$(notdir $(CC))),-Wno-pass-failed,-Wno-format-truncation) \
             -ffp-contract=off -fno-math-errno -fPIC -pthread $(MODE_FLAGS)
@@ -78,6 +78,7 @@ NO_TLS     := $(if $(STATIC),$(if $(filter 1,$(SERVER)),$(B)/obj/no_tls.o))
 NVCC       ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 CUDA       ?= $(if $(NVCC),1,0)
 CUDA_ARCHS ?= arch=compute_90,code=[sm_90,compute_90] arch=compute_80,code=compute_80
+NVCC_OPT   ?= -O3 --compress-mode=size
 ifeq ($(CUDA),1)
 CUDA_HOME  ?= $(abspath $(dir $(realpath $(NVCC)))/..)
 endif
@@ -161,12 +162,15 @@ endif
 
 # ---- kernels ----------------------------------------------------------------------------------
 
-# The assembler's report is kept: it lists the kernels.
+# The assembler's report is kept: it lists the kernels. Other options than last time compile all of them again.
 vpath %.cu $(sort $(dir $(KERNELS)))
-build/cuda/%.fatbin: %.cu
+build/cuda/options: FORCE
+	@mkdir -p $(@D)
+	@echo '$(NVCC) $(NVCC_OPT) $(CUDA_ARCHS)' | cmp -s - $@ || echo '$(NVCC) $(NVCC_OPT) $(CUDA_ARCHS)' > $@
+build/cuda/%.fatbin: %.cu build/cuda/options
 	@mkdir -p $(@D)
 	$(call say,NVCC,$@)
-	$(Q)$(NVCC) -fatbin -std=c++17 -O3 --compress-mode=size -Xptxas -v -Isrc -Iinclude $(patsubst %,-gencode '%',$(CUDA_ARCHS)) \
+	$(Q)$(NVCC) -fatbin -std=c++17 $(NVCC_OPT) -Xptxas -v -Isrc -Iinclude $(patsubst %,-gencode '%',$(CUDA_ARCHS)) \
 	    -MMD -MF $(@:.fatbin=.d) -MT $@ $< -o $@ 2>$(@:.fatbin=.ptxas) || { cat $(@:.fatbin=.ptxas); exit 1; }
 
 # Kernels that are used from 9.0 on are compiled for that alone, those with wgmma, which 9.0 alone has, as machine code.
