@@ -310,13 +310,13 @@ all() {
 list_files >"$folder/before"
 case ${1:-} in
     quick)
-        leaks=0 load=15 full=""
+        leaks=0 load=8 full=""
         computing="-kernels_independent -kernels_find -fidelity_ -gives_the_same_tokens -gives_the_tokens -engine_threads_give
             -the_bits_of_a_run -pick_among_many -pick_of_a_large -with_few_pages"
         measuring="-bench -imatrix -drafts_by -predicts -threads_are -while_loading"
         vulkan="device_logits device_one_sub"
         vulkan_without="-bursts_of -drafts_are -far_positions -row_shapes"
-        in_stages="device_one_sub vulkan_join" in_small="=vulkan_pick vulkan_join" narrow=vulkan_delta
+        in_stages="device_one_sub vulkan_join" in_small="=vulkan_pick_of_flat_logits vulkan_join" narrow=vulkan_delta
         on_emulated="device_one_sub"
         quick ;;
     all)
