@@ -5,7 +5,8 @@
  * sequences, resume.c takes over what is cached, payload.c moves it between tiers; pages.c and
  * cache.c track who uses which part of it; cache_tiers.c copies cached state to the tiers below the
  * device, which tiers.c opens. save.c writes and reads sequences as files, sampler.c fills in how
- * tokens are picked, text.c turns them into text; api_model.c and api.c are the public interface.
+ * tokens are picked, text.c turns them into text; api_model.c, api_engine.c and api_seq.c are the
+ * public interface.
  *
  * Threads. An engine and its sequences are used by one thread at a time; `cancel` may be set by
  * any. Several engines may share a model: its mutex guards loading.
@@ -153,6 +154,13 @@ static inline uint32_t *engine_mask(const struct sluice_engine *e, uint32_t slot
 static inline uint32_t *engine_keeps(const struct sluice_engine *e, uint32_t slot) {
     return engine_mask(e, slot) + e->mask_words;
 }
+
+/* ---- api_engine.c ------------------------------------------------------------------------- */
+
+/* False for NULL, and for an engine that failed to open, whose error has its text already. */
+bool api_is_loaded(const struct sluice_engine *e);
+/* Refuses NULL for a pointer that must not be; `name` is the argument's. */
+int api_check_pointer(struct sluice_engine *e, const void *pointer, const char *name);
 
 /* ---- tiers.c ------------------------------------------------------------------------------ */
 

@@ -1,190 +1,11 @@
-/* api.c - the public interface of engines and sequences: checks arguments, keeps errors with their
- * handle. */
+/* api_seq.c - the public interface of sequences: checks arguments, keeps errors with their engine.
+ */
 #include <string.h>
 
 #include "base/size.h"
 #include "engine/engine.h"
 
-/* ---- engines ------------------------------------------------------------------------------ */
-
-struct sluice_engine_options sluice_engine_options_default(void) {
-    return (struct sluice_engine_options){
-        .backend = "auto",
-        .kv_type = "f16",
-        .context = -1,
-        .sequences = 1,
-        .batch = 1,
-        .snapshot_bytes = 128 << 20,
-    };
-}
-
-int sluice_engine_open(sluice_engine **out, sluice_model *model,
-                       const struct sluice_engine_options *options) {
-    if (!out)
-        return SLUICE_ERR_ARGUMENT;
-    struct sluice_engine_options o = options ? *options : sluice_engine_options_default();
-    struct err err = {0};
-    int status = engine_prepare(out, model, &o, false, &err);
-    if (!status)
-        status = engine_load(*out, &o, &err);
-    if (*out)
-        (*out)->err = err;
-    return status;
-}
-
-void sluice_engine_close(sluice_engine *e) {
-    engine_close(e);
-}
-
-const char *sluice_engine_error(const sluice_engine *e) {
-    return e ? e->err.text : "";
-}
-
-/* An engine that failed to open already has its error text. */
-static bool is_loaded(const struct sluice_engine *e) {
-    return e && e->is_loaded;
-}
-
-int sluice_engine_step(sluice_engine *e, uint32_t *rows) {
-    uint32_t ignored;
-    if (!is_loaded(e))
-        return SLUICE_ERR_ARGUMENT;
-    return batch_step(e, rows ? rows : &ignored, NULL, &e->err);
-}
-
-int sluice_engine_burst(sluice_engine *e, uint32_t n, uint32_t *steps) {
-    uint32_t done = 0;
-    if (!is_loaded(e))
-        return SLUICE_ERR_ARGUMENT;
-    if (n < 1)
-        return err_set(&e->err, SLUICE_ERR_ARGUMENT, "a burst of 0 steps, expected at least 1");
-    int status = batch_burst(e, n, &done, &e->err);
-    if (steps)
-        *steps = done;
-    return status;
-}
-
-/* A lock-free store: allowed in a signal handler. */
-void sluice_engine_cancel(sluice_engine *e) {
-    _Static_assert(ATOMIC_BOOL_LOCK_FREE == 2, "a signal handler may only store what has no lock");
-    if (e)
-        atomic_store(&e->cancel, true);
-}
-
-void sluice_engine_memory(const sluice_engine *e, struct sluice_memory *out) {
-    if (!out)
-        return;
-    struct backend_memory m = e ? e->predicted : (struct backend_memory){0};
-    if (is_loaded(e))
-        e->kind->memory(e->backend, &m);
-    *out = e ? engine_memory_of(e, &m) : (struct sluice_memory){0};
-}
-
-void sluice_engine_counters(const sluice_engine *e, struct sluice_counters *out) {
-    struct backend_counters c = {0};
-    struct disk_counters disk;
-    if (!out)
-        return;
-    *out = (struct sluice_counters){0};
-    if (!is_loaded(e))
-        return;
-    e->kind->counters(e->backend, &c);
-    *out = (struct sluice_counters){
-        .steps = e->n_steps,
-        .rows = e->n_rows,
-        .drafted = e->n_drafted,
-        .drafts_kept = e->n_kept,
-        .draft_steps = e->n_draft_steps,
-        .submissions = c.submissions,
-        .waits = c.waits,
-        .host_copies = c.host_copies,
-        .host_copy_bytes = c.host_copy_bytes,
-        .allocations = c.allocations,
-        .snapshots_taken = e->state.n_taken,
-        .snapshots_used = e->state.n_used,
-        .resumed = e->n_resumed,
-        .resumed_hits = e->n_hits,
-        .tokens_reused = e->n_reused,
-        .evicted = e->state.cache.n_evicted,
-        .spilled = e->state.cache.n_spilled,
-        .loaded = e->state.cache.n_loaded,
-        .to_host = e->state.cache.to_host,
-        .from_host = e->state.cache.from_host,
-        .from_disk = e->state.cache.from_disk,
-    };
-    const struct cache *cache = &e->state.cache;
-    out->held_up_seconds = cache->to_host.seconds + cache->from_host.seconds +
-                           cache->from_disk.seconds + cache->waited_seconds;
-    if (e->host.n_units) {
-        struct sluice_moved beside = host_tier_filled((struct host_tier *)&e->host);
-        out->to_host.bytes += beside.bytes;
-        out->to_host.seconds += beside.seconds;
-    }
-    if (e->disk) {
-        disk_tier_counters(e->disk, &disk);
-        out->to_disk = (struct sluice_moved){disk.written_bytes, disk.written_seconds};
-        struct sluice_moved beside = disk_fetch_moved(e->fetch);
-        out->from_disk.bytes += beside.bytes;
-        out->from_disk.seconds += beside.seconds;
-    }
-}
-
-int sluice_engine_forget(sluice_engine *e) {
-    if (!is_loaded(e))
-        return SLUICE_ERR_ARGUMENT;
-    cache_forget(&e->state.cache);
-    return SLUICE_OK;
-}
-
-void sluice_engine_kept(sluice_engine *e, struct sluice_kept *out) {
-    if (!out)
-        return;
-    *out = (struct sluice_kept){0};
-    if (!is_loaded(e))
-        return;
-    const struct cache *c = &e->state.cache;
-    out->device =
-        (uint64_t)(e->state.pages.n - e->state.pages.n_free) * e->state.layout.page_bytes +
-        (uint64_t)(c->options.n_cells - c->n_free_cells) * c->options.cell_bytes;
-    if (e->host.n_units)
-        out->host = e->host.n_units * e->host.unit_bytes - host_tier_free_bytes(&e->host);
-    if (e->disk)
-        out->disk = disk_tier_bytes(e->disk);
-}
-
-void sluice_engine_pages(const sluice_engine *e, struct sluice_pages *out) {
-    if (!out)
-        return;
-    *out = (struct sluice_pages){0};
-    if (is_loaded(e))
-        *out = (struct sluice_pages){
-            .total = e->state.pages.n,
-            .free = pages_available(&e->state.pages),
-            .tokens = PAGE,
-            .starved = e->n_starved,
-        };
-}
-
-void sluice_engine_choice(const sluice_engine *e, struct sluice_choice *out) {
-    if (!out)
-        return;
-    *out = (struct sluice_choice){.backend = "", .kv_type = ""};
-    if (!is_loaded(e))
-        return;
-    *out = (struct sluice_choice){
-        .backend = e->kind->name,
-        .kv_type = dtype_name(e->setup.kv_type),
-        .context = e->setup.context,
-        .sequences = e->setup.n_seqs,
-        .batch = e->setup.batch,
-        .drafts = e->setup.drafts,
-        .block_drafts = e->setup.block_drafts,
-        .hidden = e->setup.n_taps > 0,
-    };
-    e->kind->device_line(e->device, out->device, sizeof out->device);
-}
-
-/* ---- sequences ---------------------------------------------------------------------------- */
+/* ---- handles ------------------------------------------------------------------------------ */
 
 static bool is_open(const struct sluice_seq *seq) {
     return seq && seq->is_open;
@@ -195,13 +16,6 @@ static int check_open(const struct sluice_seq *seq) {
         return SLUICE_OK;
     return err_set(seq ? &seq->engine->err : NULL, SLUICE_ERR_ARGUMENT,
                    "the sequence is closed, expected an open one");
-}
-
-/* A pointer that must not be NULL. */
-static int check_pointer(struct sluice_engine *e, const void *pointer, const char *name) {
-    if (pointer)
-        return SLUICE_OK;
-    return err_set(&e->err, SLUICE_ERR_ARGUMENT, "%s is NULL, expected a pointer", name);
 }
 
 /* The handle that was closed longest ago, for an open slot. */
@@ -235,7 +49,7 @@ static struct sluice_seq *open_handle(struct sluice_engine *e, uint32_t slot) {
 static int check_maker(sluice_seq **out, const struct sluice_engine *e) {
     if (out)
         *out = NULL;
-    return out && is_loaded(e) ? SLUICE_OK : SLUICE_ERR_ARGUMENT;
+    return out && api_is_loaded(e) ? SLUICE_OK : SLUICE_ERR_ARGUMENT;
 }
 
 int sluice_seq_open(sluice_seq **out, sluice_engine *e) {
@@ -260,6 +74,8 @@ static struct slot *slot_of(const struct sluice_seq *seq) {
     return &seq->engine->state.slots[seq->slot];
 }
 
+/* ---- tokens in ---------------------------------------------------------------------------- */
+
 static int check_tokens(struct sluice_engine *e, const int32_t *tokens, size_t n) {
     uint32_t n_vocab = e->model->model->config.n_vocab;
     for (size_t i = 0; i < n; i++)
@@ -273,7 +89,7 @@ static int check_tokens(struct sluice_engine *e, const int32_t *tokens, size_t n
 static int append(sluice_seq *seq, const int32_t *tokens, size_t n) {
     int status = check_open(seq);
     if (!status && n > 0)
-        status = check_pointer(seq->engine, tokens, "tokens");
+        status = api_check_pointer(seq->engine, tokens, "tokens");
     if (status)
         return status;
     struct sluice_engine *e = seq->engine;
@@ -307,10 +123,12 @@ int sluice_seq_feed(sluice_seq *seq, const int32_t *tokens, size_t n) {
     return resume(seq, &ignored);
 }
 
+/* ---- drafts ------------------------------------------------------------------------------- */
+
 int sluice_seq_draft(sluice_seq *seq, const int32_t *tokens, size_t n) {
     int status = check_open(seq);
     if (!status && n > 0)
-        status = check_pointer(seq->engine, tokens, "tokens");
+        status = api_check_pointer(seq->engine, tokens, "tokens");
     if (!status)
         status = check_tokens(seq->engine, tokens, n);
     if (status)
@@ -321,13 +139,13 @@ int sluice_seq_draft(sluice_seq *seq, const int32_t *tokens, size_t n) {
 
 static int check_draft(struct sluice_engine *e, struct sluice_seq *const *seqs, size_t n_seqs,
                        uint32_t n) {
-    int status = n_seqs > 0 ? check_pointer(e, seqs, "seqs") : SLUICE_OK;
+    int status = n_seqs > 0 ? api_check_pointer(e, seqs, "seqs") : SLUICE_OK;
     if (!status && (n < 1 || n > e->setup.block_drafts))
         return err_set(&e->err, SLUICE_ERR_ARGUMENT,
                        "%u tokens to draft, expected 1 to block_drafts, which is %u", n,
                        e->setup.block_drafts);
     for (size_t i = 0; !status && i < n_seqs; i++) {
-        status = check_pointer(e, seqs[i], "a sequence to draft for");
+        status = api_check_pointer(e, seqs[i], "a sequence to draft for");
         if (!status)
             status = check_open(seqs[i]);
         if (!status && seqs[i]->engine != e)
@@ -338,7 +156,7 @@ static int check_draft(struct sluice_engine *e, struct sluice_seq *const *seqs, 
 }
 
 int sluice_engine_draft(sluice_engine *e, sluice_seq *const *seqs, size_t n_seqs, uint32_t n) {
-    if (!is_loaded(e))
+    if (!api_is_loaded(e))
         return SLUICE_ERR_ARGUMENT;
     int status = check_draft(e, seqs, n_seqs, n);
     return status || n_seqs == 0 ? status : draft_step(e, seqs, n_seqs, n, &e->err);
@@ -351,6 +169,8 @@ void sluice_seq_drafts(const sluice_seq *seq, const int32_t **tokens, uint32_t *
     if (n)
         *n = s ? s->n_drafts : 0;
 }
+
+/* ---- what is known already ---------------------------------------------------------------- */
 
 static void explain_reuse(struct sluice_reuse *r, const struct state_found *found, uint32_t n) {
     uint32_t held = found->held, matched = found->matched;
@@ -396,18 +216,7 @@ int sluice_seq_resume(sluice_seq *seq, const int32_t *tokens, size_t n,
     return SLUICE_OK;
 }
 
-int sluice_engine_fetch(sluice_engine *e, const int32_t *tokens, size_t n, bool *is_ready) {
-    if (!is_loaded(e))
-        return SLUICE_ERR_ARGUMENT;
-    int status = check_pointer(e, is_ready, "is_ready");
-    if (!status && n > 0)
-        status = check_pointer(e, tokens, "tokens");
-    if (status)
-        return status;
-    uint32_t n_tokens = min_u32(e->setup.context, n < UINT32_MAX ? (uint32_t)n : UINT32_MAX);
-    *is_ready = !e->fetch || n_tokens == 0 || !state_fetch(&e->state, tokens, n_tokens);
-    return SLUICE_OK;
-}
+/* ---- marks -------------------------------------------------------------------------------- */
 
 int sluice_seq_mark(sluice_seq *seq, uint32_t n) {
     int status = check_open(seq);
@@ -447,6 +256,8 @@ int sluice_seq_mark_turns(sluice_seq *seq) {
         }
     return status;
 }
+
+/* ---- tokens and results out --------------------------------------------------------------- */
 
 void sluice_seq_tokens(const sluice_seq *seq, const int32_t **tokens, uint32_t *n,
                        uint32_t *waiting) {
@@ -507,7 +318,7 @@ static int check_next(struct sluice_seq *seq) {
 int sluice_seq_next(sluice_seq *seq, int32_t *token) {
     int status = check_open(seq);
     if (!status)
-        status = check_pointer(seq->engine, token, "token");
+        status = api_check_pointer(seq->engine, token, "token");
     if (!status)
         status = check_next(seq);
     if (!status)
@@ -529,8 +340,8 @@ int sluice_seq_next(sluice_seq *seq, int32_t *token) {
 static int check_rows(const struct sluice_seq *seq, const float **at, const uint32_t *rows) {
     int status = check_open(seq);
     if (!status)
-        status = check_pointer(seq->engine, at, "at");
-    return status ? status : check_pointer(seq->engine, rows, "rows");
+        status = api_check_pointer(seq->engine, at, "at");
+    return status ? status : api_check_pointer(seq->engine, rows, "rows");
 }
 
 int sluice_seq_logits(const sluice_seq *seq, const float **at, uint32_t *rows) {
@@ -560,6 +371,8 @@ int sluice_seq_hidden(const sluice_seq *seq, const float **at, uint32_t *rows) {
     return SLUICE_OK;
 }
 
+/* ---- how tokens are picked ---------------------------------------------------------------- */
+
 struct sluice_sampling sluice_sampling_default(const sluice_model *model) {
     struct sluice_sampling s;
     sampler_defaults(&s, model && model->is_open ? model->model : NULL);
@@ -569,7 +382,7 @@ struct sluice_sampling sluice_sampling_default(const sluice_model *model) {
 int sluice_seq_set_sampling(sluice_seq *seq, const struct sluice_sampling *sampling) {
     int status = check_open(seq);
     if (!status)
-        status = check_pointer(seq->engine, sampling, "sampling");
+        status = api_check_pointer(seq->engine, sampling, "sampling");
     if (!status)
         status = sampler_check(sampling, seq->engine->model->n_tokens, &seq->engine->err);
     if (status)
@@ -617,13 +430,15 @@ int sluice_seq_keep_mask(sluice_seq *seq, const uint32_t *after) {
     return SLUICE_OK;
 }
 
+/* ---- forks, rewinding, files -------------------------------------------------------------- */
+
 int sluice_seq_fork(sluice_seq **out, const sluice_seq *seq) {
     uint32_t slot;
     if (out)
         *out = NULL;
     int status = check_open(seq);
     if (!status)
-        status = check_pointer(seq->engine, out, "out");
+        status = api_check_pointer(seq->engine, out, "out");
     if (!status)
         status = state_fork(&seq->engine->state, seq->slot, &slot, &seq->engine->err);
     if (status)
@@ -666,7 +481,7 @@ int sluice_seq_rewind(sluice_seq *seq, uint32_t n) {
 int sluice_seq_save(const sluice_seq *seq, const char *path) {
     int status = check_open(seq);
     if (!status)
-        status = check_pointer(seq->engine, path, "path");
+        status = api_check_pointer(seq->engine, path, "path");
     return status ? status : save_write(seq, path, &seq->engine->err);
 }
 
@@ -674,7 +489,7 @@ int sluice_seq_load(sluice_seq **out, sluice_engine *e, const char *path) {
     struct saved saved;
     int status = check_maker(out, e);
     if (!status)
-        status = check_pointer(e, path, "path");
+        status = api_check_pointer(e, path, "path");
     if (!status)
         status = save_read(e, path, &saved, &e->err);
     if (status)
