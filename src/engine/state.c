@@ -26,55 +26,6 @@
 
 #include "base/size.h"
 #include "engine/state_internal.h"
-#include "plan/build.h"
-
-/* ---- the layout --------------------------------------------------------------------------- */
-
-static struct state_array array_of(const struct operand *o) {
-    if (o->n_dims == 0)
-        return (struct state_array){0};
-    return (struct state_array){o->offset, operand_bytes(o) / o->dims[o->n_dims - 1], 1};
-}
-
-static void add_array(struct state_array *list, uint32_t *n, const struct operand *o,
-                      uint64_t *sum) {
-    struct state_array array = array_of(o);
-    list[(*n)++] = array;
-    *sum += array.bytes;
-}
-
-static void add_paged(struct state_layout *l, const struct operand *o) {
-    add_array(l->paged, &l->n_paged, o, &l->page_bytes);
-    l->paged[l->n_paged - 1].n_heads = o->dims[2];
-    l->n_heads += o->dims[2];
-}
-
-int state_layout_of(struct state_layout *l, const struct plan *plan, struct arena *arena,
-                    struct err *err) {
-    *l = (struct state_layout){
-        .recurrent = arena_array(arena, plan->n_ops, 2 * sizeof *l->recurrent),
-        .paged = arena_array(arena, plan->n_ops, 2 * sizeof *l->paged),
-    };
-    if (!l->recurrent || !l->paged)
-        return err_memory(err, "the layout of sequences");
-    l->table = array_of(&plan->pages);
-    for (uint32_t i = 0; i < plan->n_ops; i++) {
-        const struct op *op = &plan->ops[i];
-        if (op->kind == OP_DELTA) {
-            add_array(l->recurrent, &l->n_recurrent, &op->delta.state, &l->recurrent_bytes);
-            add_array(l->recurrent, &l->n_recurrent, &op->delta.window, &l->recurrent_bytes);
-        } else if (op->kind == OP_HIDDEN) {
-            add_array(l->recurrent, &l->n_recurrent, &op->hidden.state, &l->recurrent_bytes);
-        } else if (op->kind == OP_ATTEND) {
-            add_paged(l, &op->attend.keys);
-            add_paged(l, &op->attend.values);
-        } else if (op->kind == OP_PICK) {
-            l->counts = array_of(&op->pick.counts);
-        }
-    }
-    l->slot_bytes = l->recurrent_bytes + l->table.bytes + l->counts.bytes;
-    return SLUICE_OK;
-}
 
 /* ---- moving contents ---------------------------------------------------------------------- */
 
@@ -92,12 +43,12 @@ static int copy_items(const struct state *st, const struct state_array *list, ui
     return n_copies ? st->kind->copy_state(st->backend, st->copies, n_copies, err) : SLUICE_OK;
 }
 
-static int copy_recurrent(const struct state *st, uint32_t to, uint32_t from, struct err *err) {
+int state_copy_recurrent(const struct state *st, uint32_t to, uint32_t from, struct err *err) {
     return copy_items(st, st->layout.recurrent, st->layout.n_recurrent, to, from, err);
 }
 
 static int zero_recurrent(const struct state *st, uint32_t cell, struct err *err) {
-    return copy_recurrent(st, cell, NO_CELL, err);
+    return state_copy_recurrent(st, cell, NO_CELL, err);
 }
 
 static int copy_counts(const struct state *st, uint32_t to, uint32_t from, struct err *err) {
@@ -248,147 +199,6 @@ int state_out_of_pages(const struct state *st, struct err *err) {
                    st->pages.n);
 }
 
-/* ---- what the cache gets ------------------------------------------------------------------ */
-
-/* Full pages become blocks of the cache. */
-static int enter_blocks(struct state *st, uint32_t slot, struct err *err) {
-    struct slot *s = &st->slots[slot];
-    uint32_t first = UINT32_MAX;
-    for (uint32_t at; (at = cache_entry(&st->cache, s->block)->position) + PAGE <= s->length;) {
-        uint32_t *page = &s->pages[at / PAGE];
-        uint32_t e = cache_block(&st->cache, s->block, s->tokens + at, *page);
-        if (e == NO_ENTRY)
-            break;
-        uint32_t known = cache_entry(&st->cache, e)->page;
-        s->block = e;
-        if (known == *page)
-            continue;
-        page_share(&st->pages, known, PAGE);
-        page_drop(&st->pages, *page, slot);
-        *page = known;
-        first = min_u32(first, at / PAGE);
-    }
-    return state_write_table(st, slot, first, err);
-}
-
-/* Makes a snapshot of the slot's first `position` tokens, unless there is one or it does not fit.
- * Full pages are in the cache. cell: NO_CELL where state is not recurrent; else the cache owns it
- * from now on. */
-static void keep_snapshot(struct state *st, uint32_t slot, uint32_t position, uint32_t cell) {
-    struct slot *s = &st->slots[slot];
-    struct cache *c = &st->cache;
-    uint32_t tail = position % PAGE, at = position - tail;
-    uint32_t block = cache_block_before(c, s->block, position);
-    bool is_kept =
-        cache_entry(c, block)->position == at &&
-        !cache_has_snapshot(c, block, s->tokens + at, tail) &&
-        cache_snapshot(c, block, s->tokens + at, tail, tail ? s->pages[at / PAGE] : NO_PAGE, cell);
-    if (cell != NO_CELL && !is_kept)
-        cache_return_cell(c, cell);
-    st->n_taken += is_kept && cell != NO_CELL;
-}
-
-/* Makes a snapshot of the slot as it is. */
-static int take_snapshot(struct state *st, uint32_t slot, struct err *err) {
-    struct slot *s = &st->slots[slot];
-    uint32_t tail = s->length % PAGE, cell = NO_CELL;
-    bool is_known = cache_entry(&st->cache, s->block)->position == s->length - tail &&
-                    cache_has_snapshot(&st->cache, s->block, s->tokens + s->length - tail, tail);
-    if (is_known || s->length == 0 || (!state_is_recurrent(st) && tail == 0))
-        return SLUICE_OK;
-    if (state_is_recurrent(st) && (cell = cache_take_cell(&st->cache)) == NO_CELL)
-        return SLUICE_OK;
-    int status = state_is_recurrent(st) ? copy_recurrent(st, cell, s->cell, err) : SLUICE_OK;
-    if (!status)
-        keep_snapshot(st, slot, s->length, cell);
-    else
-        cache_return_cell(&st->cache, cell);
-    return status;
-}
-
-/* Writes what a closed slot leaves to disk, if there is one: then it survives the process. */
-static void write_through(struct state *st, const struct slot *s) {
-    uint32_t e = cache_snapshot_before(&st->cache, s->block, s->tokens, s->length);
-    if (e != NO_ENTRY &&
-        cache_entry(&st->cache, e)->position >= cache_entry(&st->cache, s->block)->position)
-        cache_write_through(&st->cache, e);
-    else if (!state_is_recurrent(st))
-        cache_write_through(&st->cache, s->block);
-}
-
-void state_begin_step(struct state *st) {
-    st->n_planned = st->n_spare_used = 0;
-}
-
-/* The last places come first: they save the most work. A single step leaves half of the cells to
- * others. */
-void state_plan_snapshots(struct state *st, uint32_t slot, uint32_t rows) {
-    struct slot *s = &st->slots[slot];
-    uint32_t end = s->length + rows, every = st->options.snapshot_every, n_marks = s->n_marks;
-    uint32_t max = (st->options.n_snapshots + 1) / 2;
-    s->first_planned = st->n_planned;
-    for (uint32_t p = end - 1; st->n_planned < max; p--) {
-        while (n_marks && s->marks[n_marks - 1] > p)
-            n_marks--;
-        uint32_t mark = n_marks ? s->marks[n_marks - 1] : 0;
-        p = p - p % every > mark ? p - p % every : mark;
-        uint32_t cell = p > s->length ? cache_take_cell(&st->cache) : NO_CELL;
-        if (cell == NO_CELL)
-            break;
-        st->planned[st->n_planned++] = (struct planned){p, cell};
-    }
-    s->n_planned = st->n_planned - s->first_planned;
-}
-
-/* The planned snapshots were taken, or never will be. */
-static void end_planned(struct state *st, uint32_t slot, bool is_there) {
-    struct slot *s = &st->slots[slot];
-    for (; s->n_planned > 0; s->n_planned--) {
-        const struct planned *p = &st->planned[s->first_planned + s->n_planned - 1];
-        if (is_there)
-            keep_snapshot(st, slot, p->position, p->cell);
-        else
-            cache_return_cell(&st->cache, p->cell);
-    }
-}
-
-uint32_t state_plan_drafts(struct state *st, uint32_t slot, uint32_t n) {
-    struct slot *s = &st->slots[slot];
-    if (state_is_recurrent(st))
-        n = min_u32(n, st->options.n_spare - st->n_spare_used);
-    s->first_spare = st->n_spare_used;
-    s->n_drafted = n;
-    st->n_spare_used += state_is_recurrent(st) ? n : 0;
-    return n;
-}
-
-static void swap(uint32_t *a, uint32_t *b) {
-    uint32_t was = *a;
-    *a = *b;
-    *b = was;
-}
-
-/* Makes the state after the first `position` tokens, in a spare cell, a snapshot; the cache gives
- * another cell in exchange. */
-static void keep_spare(struct state *st, uint32_t slot, uint32_t position, uint32_t *spare) {
-    uint32_t cell = cache_take_cell(&st->cache);
-    if (cell == NO_CELL)
-        return;
-    swap(spare, &cell);
-    keep_snapshot(st, slot, position, cell);
-}
-
-uint32_t state_borrow_cell(struct state *st) {
-    if (!state_is_recurrent(st))
-        return NO_CELL;
-    return st->options.n_spare ? st->spare[0] : cache_take_cell(&st->cache);
-}
-
-void state_return_cell(struct state *st, uint32_t cell) {
-    if (cell != NO_CELL && !st->options.n_spare)
-        cache_return_cell(&st->cache, cell);
-}
-
 /* ---- a slot's life ------------------------------------------------------------------------ */
 
 int state_open(struct state *st, uint32_t *slot, struct err *err) {
@@ -419,59 +229,17 @@ void state_close(struct state *st, uint32_t slot, bool is_kept) {
     struct slot *s = &st->slots[slot];
     struct err ignored; /* the device's: then nothing is kept */
     CHECK(s->is_open);
-    end_planned(st, slot, false);
-    bool is_known = is_kept && enter_blocks(st, slot, &ignored) == SLUICE_OK &&
-                    take_snapshot(st, slot, &ignored) == SLUICE_OK;
+    state_end_planned(st, slot, false);
+    bool is_known = is_kept && state_enter_blocks(st, slot, &ignored) == SLUICE_OK &&
+                    state_take_snapshot(st, slot, &ignored) == SLUICE_OK;
     state_drop_pages(st, slot, 0);
     if (is_known)
-        write_through(st, s);
+        state_write_through(st, s);
     s->length = s->n_tokens = s->n_drafts = s->n_marks = 0;
     s->block = CACHE_ROOT;
     s->is_open = s->is_starved = s->is_rewound = false;
     if (!is_any_open(st)) /* nobody waits, and the next step may be far off */
         cache_copy_due(&st->cache);
-}
-
-/* The next position that is to become a snapshot; UINT32_MAX: there is none. */
-static uint32_t next_snapshot(const struct state *st, const struct slot *s) {
-    if (st->options.n_snapshots == 0)
-        return UINT32_MAX;
-    uint32_t regular =
-        s->length - s->length % st->options.snapshot_every + st->options.snapshot_every;
-    return s->n_marks ? min_u32(s->marks[0], regular) : regular;
-}
-
-uint32_t state_rows_to_snapshot(const struct state *st, uint32_t slot) {
-    const struct slot *s = &st->slots[slot];
-    return next_snapshot(st, s) - s->length;
-}
-
-uint32_t state_pass_marks(struct slot *s) {
-    uint32_t n = 0, last = 0;
-    while (n < s->n_marks && s->marks[n] <= s->length)
-        last = s->marks[n++];
-    s->n_marks -= n;
-    memmove(s->marks, s->marks + n, s->n_marks * sizeof *s->marks);
-    return last;
-}
-
-/* Whether a snapshot is to be kept after the first n tokens; on_mark: they are marked. */
-static bool is_due(const struct state *st, uint32_t n, bool on_mark) {
-    return st->options.n_snapshots && (on_mark || n % st->options.snapshot_every == 0);
-}
-
-/* Gives the slot the state after the drafted rows that are kept. `first`: the position of the first
- * spare cell's state; on_mark: it is marked. Full pages are in the cache. */
-static void end_drafts(struct state *st, uint32_t slot, uint32_t first, uint32_t kept,
-                       bool on_mark) {
-    struct slot *s = &st->slots[slot];
-    if (!state_is_recurrent(st))
-        return;
-    if (kept < s->n_drafted)
-        swap(&s->cell, &st->spare[s->first_spare + kept]);
-    for (uint32_t i = 0; i < kept; i++)
-        if (is_due(st, first + i, i == 0 && on_mark))
-            keep_spare(st, slot, first + i, &st->spare[s->first_spare + i]);
 }
 
 /* Rows that are not kept have pages, too; later rows overwrite them. */
@@ -485,35 +253,15 @@ int state_advance(struct state *st, uint32_t slot, uint32_t rows, uint32_t kept,
     s->length += kept;
     s->is_rewound = false;
     state_drop_pages(st, slot, pages_for(s->length));
-    int status = enter_blocks(st, slot, err);
-    end_planned(st, slot, status == SLUICE_OK);
-    end_drafts(st, slot, first, kept, on_mark);
+    int status = state_enter_blocks(st, slot, err);
+    state_end_planned(st, slot, status == SLUICE_OK);
+    state_end_drafts(st, slot, first, kept, on_mark);
     s->n_drafted = 0;
     if (s->length == s->n_tokens)
         s->n_drafts = 0;
-    return status || !is_due(st, s->length, kept == 0 && on_mark) ? status
-                                                                  : take_snapshot(st, slot, err);
-}
-
-int state_mark(struct state *st, uint32_t slot, uint32_t n, struct err *err) {
-    struct slot *s = &st->slots[slot];
-    uint32_t i = 0;
-    CHECK(n >= s->length && n <= s->n_tokens);
-    if (st->options.n_snapshots == 0)
-        return SLUICE_OK;
-    if (n == s->length)
-        return take_snapshot(st, slot, err);
-    while (i < s->n_marks && s->marks[i] < n)
-        i++;
-    if (i < s->n_marks && s->marks[i] == n)
-        return SLUICE_OK;
-    if (s->n_marks == MAX_MARKS)
-        return err_set(err, SLUICE_ERR_ARGUMENT,
-                       "the sequence has %d marks that it has not reached, expected fewer",
-                       MAX_MARKS);
-    memmove(s->marks + i + 1, s->marks + i, (s->n_marks++ - i) * sizeof *s->marks);
-    s->marks[i] = n;
-    return SLUICE_OK;
+    return status || !state_is_due(st, s->length, kept == 0 && on_mark)
+               ? status
+               : state_take_snapshot(st, slot, err);
 }
 
 /* ---- fork --------------------------------------------------------------------------------- */
@@ -534,7 +282,7 @@ int state_fork(struct state *st, uint32_t from, uint32_t *to, struct err *err) {
         return status;
     const struct slot *old = &st->slots[from];
     struct slot *new = &st->slots[*to];
-    status = copy_recurrent(st, new->cell, old->cell, err);
+    status = state_copy_recurrent(st, new->cell, old->cell, err);
     if (!status)
         status = copy_counts(st, *to, from, err);
     if (!status) {
@@ -566,7 +314,7 @@ int state_restore(struct state *st, uint32_t slot, uint32_t snapshot, bool *is_f
     st->n_used++;
     uint32_t cell = cache_entry(&st->cache, snapshot)->cell;
     return cell == NO_CELL ? state_load_entry(st, snapshot, own, NO_PAGE, is_found, err)
-                           : copy_recurrent(st, own, cell, err);
+                           : state_copy_recurrent(st, own, cell, err);
 }
 
 /* Restores the recurrent state of the newest snapshot at or before n; *length: its position. */
@@ -620,7 +368,7 @@ int state_rewind(struct state *st, uint32_t slot, uint32_t n, uint32_t held, str
 
 /* The device's table may lack a page that the step copied. */
 int state_undo(struct state *st, uint32_t slot, struct err *err) {
-    end_planned(st, slot, false);
+    state_end_planned(st, slot, false);
     st->slots[slot].n_drafted = 0;
     int status = state_go_back(st, slot, st->slots[slot].length, err);
     return status ? status : state_write_table(st, slot, 0, err);
