@@ -13,189 +13,12 @@
  * (5) Each heap has the entries that may go for one reason, the least useful on top. HEAP_PAGES has
  *     those with no other after them on the device whose page is idle, and snapshots without a page
  *     after such a block; HEAP_CELLS those with a cell; HEAP_HOST and HEAP_DISK those in that tier
- *     with no other after them in it. One that is pinned is in none.
- *
- * Eviction is Greedy-Dual-Size-Frequency. An entry's priority is the clock when it was last used
- * plus uses * cost / bytes, where cost is the tokens that would have to be processed again without
- * it; the one with the lowest goes, and the clock rises to its priority. So what is large, cheap to
- * recompute, seldom used or long unused goes first, and one number weighs all four. The rule is the
- * same in all tiers. */
+ *     with no other after them in it. One that is pinned is in none. Order: cache_evict.c. */
 #include <string.h>
 
 #include "base/err.h"
 #include "base/size.h"
 #include "engine/cache_internal.h"
-
-/* ---- heaps -------------------------------------------------------------------------------- */
-
-static void heap_put(struct cache *c, enum cache_heap which, uint32_t at, uint32_t e) {
-    c->heaps[which].at[at] = e;
-    c->entries[e].heap_at[which] = at;
-}
-
-/* Moves the entry at a place up or down until its priority is between those around it. */
-static void heap_sift(struct cache *c, enum cache_heap which, uint32_t at) {
-    struct heap *h = &c->heaps[which];
-    uint32_t e = h->at[at];
-    double p = c->entries[e].priority;
-    for (; at > 0 && c->entries[h->at[(at - 1) / 2]].priority > p; at = (at - 1) / 2)
-        heap_put(c, which, at, h->at[(at - 1) / 2]);
-    for (;;) {
-        uint32_t child = 2 * at + 1;
-        if (child + 1 < h->n &&
-            c->entries[h->at[child + 1]].priority < c->entries[h->at[child]].priority)
-            child++;
-        if (child >= h->n || c->entries[h->at[child]].priority >= p)
-            break;
-        heap_put(c, which, at, h->at[child]);
-        at = child;
-    }
-    heap_put(c, which, at, e);
-}
-
-static void heap_remove(struct cache *c, enum cache_heap which, uint32_t e) {
-    struct heap *h = &c->heaps[which];
-    uint32_t at = c->entries[e].heap_at[which];
-    c->entries[e].heap_at[which] = NO_ENTRY;
-    if (at == --h->n)
-        return;
-    heap_put(c, which, at, h->at[h->n]);
-    heap_sift(c, which, at);
-}
-
-bool cache_is_idle(const struct cache *c, uint32_t e) {
-    const struct cache_entry *at = &c->entries[e];
-    uint32_t page = at->page == NO_PAGE ? c->entries[at->parent].page : at->page;
-    return page != NO_PAGE && page_is_idle(c->pages, page);
-}
-
-/* Whether an entry belongs to a heap: (5). */
-static bool belongs_to(const struct cache *c, uint32_t e, enum cache_heap which) {
-    const struct cache_entry *at = &c->entries[e];
-    if (e == CACHE_ROOT || at->pins)
-        return false;
-    switch (which) {
-    case HEAP_PAGES:
-        return cache_is_in(c, e, TIER_DEVICE) && !at->n_below[TIER_DEVICE] && cache_is_idle(c, e);
-    case HEAP_CELLS:
-        return at->cell != NO_CELL;
-    case HEAP_HOST:
-        return cache_is_in(c, e, TIER_HOST) && !at->n_below[TIER_HOST];
-    default:
-        return cache_is_in(c, e, TIER_DISK) && !at->n_below[TIER_DISK];
-    }
-}
-
-void cache_place(struct cache *c, uint32_t e) {
-    const struct cache_entry *at = &c->entries[e];
-    for (int i = 0; i < CACHE_HEAPS; i++) {
-        bool is_there = at->heap_at[i] != NO_ENTRY, belongs = belongs_to(c, e, i);
-        if (is_there && !belongs) {
-            heap_remove(c, i, e);
-        } else if (belongs) {
-            if (!is_there)
-                heap_put(c, i, c->heaps[i].n++, e);
-            heap_sift(c, i, at->heap_at[i]);
-        }
-    }
-}
-
-/* A page became idle, or stopped being so: updates the entries that have it, or follow it without a
- * page. */
-static void settle(void *user, uint32_t page) {
-    struct cache *c = user;
-    for (uint32_t e = c->of_page[page]; e != NO_ENTRY; e = c->entries[e].next_of_page) {
-        cache_place(c, e);
-        for (uint32_t s = c->entries[e].first[ENTRY_SNAPSHOT]; s != NO_ENTRY;
-             s = c->entries[s].next)
-            cache_place(c, s);
-    }
-}
-
-/* ---- what an entry is worth --------------------------------------------------------------- */
-
-/* The longest snapshot after `block` whose tail is a beginning of these tokens, at most `max`;
- * of those in a tier, TIERS: in any. */
-static uint32_t best_snapshot_in(const struct cache *c, enum tier tier, uint32_t block,
-                                 const int32_t *tokens, uint32_t max) {
-    uint32_t best = NO_ENTRY;
-    for (uint32_t s = c->entries[block].first[ENTRY_SNAPSHOT]; s != NO_ENTRY;
-         s = c->entries[s].next) {
-        uint32_t n = c->entries[s].n_tokens;
-        if (n <= max && (best == NO_ENTRY || n > c->entries[best].n_tokens) &&
-            (tier == TIERS || cache_is_in(c, s, tier)) &&
-            memcmp(cache_tokens(c, s), tokens, n * sizeof *tokens) == 0)
-            best = s;
-    }
-    return best;
-}
-
-static uint32_t best_snapshot(const struct cache *c, uint32_t block, const int32_t *tokens,
-                              uint32_t max) {
-    return best_snapshot_in(c, TIERS, block, tokens, max);
-}
-
-/* The position of the newest snapshot before that one in a tier, TIERS: in any; 0: there is none.
- */
-static uint32_t position_before(const struct cache *c, enum tier tier, uint32_t snapshot) {
-    uint32_t block = c->entries[snapshot].parent, max = c->entries[snapshot].n_tokens;
-    const int32_t *tail = cache_tokens(c, snapshot);
-    uint32_t found = max ? best_snapshot_in(c, tier, block, tail, max - 1) : NO_ENTRY;
-    while (found == NO_ENTRY && block != CACHE_ROOT) {
-        uint32_t parent = c->entries[block].parent;
-        found = best_snapshot_in(c, tier, parent, cache_tokens(c, block), PAGE);
-        block = parent;
-    }
-    return found == NO_ENTRY ? 0 : c->entries[found].position;
-}
-
-uint64_t cache_payload_bytes(const struct cache *c, uint32_t e) {
-    const struct cache_entry *at = &c->entries[e];
-    bool has_cell = at->kind == ENTRY_SNAPSHOT && c->options.is_recurrent;
-    return (at->n_tokens ? c->options.page_bytes : 0) + (has_cell ? c->options.cell_bytes : 0);
-}
-
-/* Tokens that would have to be processed again without it. Where state is recurrent a block alone
- * is of no use: it goes as soon as nothing follows it. */
-static uint32_t tokens_to_recompute(const struct cache *c, uint32_t e) {
-    const struct cache_entry *at = &c->entries[e];
-    if (!c->options.is_recurrent)
-        return at->n_tokens;
-    return at->kind == ENTRY_BLOCK ? 0 : at->position - position_before(c, TIERS, e);
-}
-
-static double worth(const struct cache *c, uint32_t e) {
-    uint64_t bytes = cache_payload_bytes(c, e);
-    return (double)c->entries[e].uses * tokens_to_recompute(c, e) / (double)(bytes ? bytes : 1);
-}
-
-bool cache_is_cheap(const struct cache *c, uint32_t e) {
-    if (c->options.is_recurrent && c->entries[e].kind == ENTRY_BLOCK)
-        return false;
-    return tokens_to_recompute(c, e) * c->rates.token_seconds <
-           (double)cache_payload_bytes(c, e) * c->rates.byte_seconds;
-}
-
-bool cache_is_cheap_on_disk(const struct cache *c, uint32_t e) {
-    if (!c->options.is_recurrent || c->entries[e].kind == ENTRY_BLOCK)
-        return false;
-    return (c->entries[e].position - position_before(c, TIER_DISK, e)) * c->rates.token_seconds <
-           (double)cache_payload_bytes(c, e) * c->rates.disk_byte_seconds;
-}
-
-void cache_touch(struct cache *c, uint32_t e) {
-    c->entries[e].since = c->clock;
-    c->entries[e].is_copied = false;
-    c->entries[e].priority = c->clock + worth(c, e);
-    cache_place(c, e);
-}
-
-void cache_use(struct cache *c, uint32_t e) {
-    for (; e != CACHE_ROOT; e = c->entries[e].parent) {
-        c->entries[e].uses++;
-        cache_touch(c, e);
-    }
-}
 
 /* ---- entries ------------------------------------------------------------------------------ */
 
@@ -223,13 +46,32 @@ static uint32_t find_block(const struct cache *c, uint32_t parent, const int32_t
     return e;
 }
 
+uint32_t cache_best_snapshot_in(const struct cache *c, enum tier tier, uint32_t block,
+                                const int32_t *tokens, uint32_t max) {
+    uint32_t best = NO_ENTRY;
+    for (uint32_t s = c->entries[block].first[ENTRY_SNAPSHOT]; s != NO_ENTRY;
+         s = c->entries[s].next) {
+        uint32_t n = c->entries[s].n_tokens;
+        if (n <= max && (best == NO_ENTRY || n > c->entries[best].n_tokens) &&
+            (tier == TIERS || cache_is_in(c, s, tier)) &&
+            memcmp(cache_tokens(c, s), tokens, n * sizeof *tokens) == 0)
+            best = s;
+    }
+    return best;
+}
+
+static uint32_t best_snapshot(const struct cache *c, uint32_t block, const int32_t *tokens,
+                              uint32_t max) {
+    return cache_best_snapshot_in(c, TIERS, block, tokens, max);
+}
+
 void cache_set_tier(struct cache *c, uint32_t e, enum tier tier, uint32_t object) {
     struct cache_entry *at = &c->entries[e];
     bool was_there = at->object[tier] != NO_OBJECT;
     at->object[tier] = object;
     c->entries[at->parent].n_below[tier] += (uint32_t)(object != NO_OBJECT) - was_there;
-    cache_place(c, e);
-    cache_place(c, at->parent);
+    cache_update_heaps(c, e);
+    cache_update_heaps(c, at->parent);
 }
 
 static uint32_t take_entry(struct cache *c) {
@@ -304,7 +146,7 @@ static void unlink_from(uint32_t *list, struct cache *c, uint32_t e, bool is_pag
     *list = is_page ? c->entries[e].next_of_page : c->entries[e].next_in_bucket;
 }
 
-static void take_off_device(struct cache *c, uint32_t e) {
+void cache_take_off_device(struct cache *c, uint32_t e) {
     struct cache_entry *at = &c->entries[e];
     uint32_t page = at->page, cell = at->cell;
     if (page != NO_PAGE)
@@ -323,7 +165,7 @@ void cache_leave_tier(struct cache *c, uint32_t e, enum tier tier) {
     if (object == NO_OBJECT)
         return;
     if (tier == TIER_DEVICE)
-        take_off_device(c, e);
+        cache_take_off_device(c, e);
     else if (tier == TIER_HOST)
         host_tier_free(c->lower.host, object);
     else
@@ -358,7 +200,7 @@ static void remove_entry(struct cache *c, uint32_t e) {
     if (at->kind == ENTRY_BLOCK)
         unlink_from(bucket_of(c, at->hash), c, e, false);
     parent->n_children--;
-    cache_place(c, at->parent);
+    cache_update_heaps(c, at->parent);
     at->next_in_bucket = c->first_free;
     c->first_free = e;
 }
@@ -409,80 +251,6 @@ bool cache_has_snapshot(const struct cache *c, uint32_t block, const int32_t *to
 
 void cache_restore_page(struct cache *c, uint32_t e, uint32_t page) {
     put_on_device(c, e, page, NO_CELL);
-}
-
-/* ---- who goes ----------------------------------------------------------------------------- */
-
-static void evict_entry(struct cache *c, uint32_t e) {
-    c->n_evicted++;
-    cache_finish_spill(c, e);
-    take_off_device(c, e);
-    cache_remove_if_lost(c, e);
-}
-
-bool cache_can_release(const struct cache *c, uint32_t page) {
-    uint32_t e = c->of_page[page];
-    while (e != NO_ENTRY && !c->entries[e].pins && !c->entries[e].n_below[TIER_DEVICE])
-        e = c->entries[e].next_of_page;
-    return e == NO_ENTRY;
-}
-
-void cache_release(struct cache *c, uint32_t page) {
-    while (c->of_page[page] != NO_ENTRY)
-        evict_entry(c, c->of_page[page]);
-}
-
-/* Evicts the least useful entry of a heap from the device. Its worth may have risen since others
- * before it left: then it is sifted again first. */
-static void evict(struct cache *c, enum cache_heap which) {
-    for (;;) {
-        CHECK(c->heaps[which].n > 0);
-        uint32_t e = c->heaps[which].at[0];
-        struct cache_entry *at = &c->entries[e];
-        double now = at->since + worth(c, e);
-        if (now > at->priority) {
-            at->priority = now;
-            cache_place(c, e);
-            continue;
-        }
-        if (c->clock < at->priority)
-            c->clock = at->priority;
-        evict_entry(c, e);
-        return;
-    }
-}
-
-void cache_forget(struct cache *c) {
-    for (uint32_t e = 1; e < c->n_fresh; e++) {
-        bool is_below = cache_is_in(c, e, TIER_HOST) || cache_is_in(c, e, TIER_DISK);
-        cache_leave_tier(c, e, TIER_HOST);
-        cache_leave_tier(c, e, TIER_DISK);
-        if (is_below)
-            cache_remove_if_lost(c, e);
-    }
-    while (c->heaps[HEAP_PAGES].n > 0) {
-        uint32_t e = c->heaps[HEAP_PAGES].at[0];
-        take_off_device(c, e);
-        cache_remove_if_lost(c, e);
-    }
-}
-
-static void reclaim(void *user) {
-    struct cache *c = user;
-    while (c->pages->n_free == 0)
-        evict(c, HEAP_PAGES);
-}
-
-uint32_t cache_take_cell(struct cache *c) {
-    if (c->n_free_cells == 0 && c->heaps[HEAP_CELLS].n == 0)
-        return NO_CELL;
-    if (c->n_free_cells == 0)
-        evict(c, HEAP_CELLS);
-    return c->free_cells[--c->n_free_cells];
-}
-
-void cache_return_cell(struct cache *c, uint32_t cell) {
-    c->free_cells[c->n_free_cells++] = cell;
 }
 
 /* ---- finding ------------------------------------------------------------------------------ */
@@ -565,8 +333,8 @@ bool cache_init(struct cache *c, const struct cache_options *options, struct pag
     memset(c->of_page, 0xff, pages->n * sizeof *c->of_page);
     for (uint32_t i = 0; i < options->n_cells; i++)
         cache_return_cell(c, options->first_cell + options->n_cells - 1 - i);
-    pages->settle = settle;
-    pages->reclaim = reclaim;
+    pages->settle = cache_settle;
+    pages->reclaim = cache_reclaim;
     pages->user = c;
     return true;
 }
@@ -619,14 +387,14 @@ static const char *broken_entry(const struct cache *c, uint32_t e) {
         !cache_is_in(c, at->parent, TIER_DEVICE))
         return "(3) an entry is on the device, and the block before it is not";
     for (int i = 0; i < CACHE_HEAPS; i++) {
-        uint32_t place_of = at->heap_at[i];
-        if ((place_of != NO_ENTRY) != belongs_to(c, e, i))
+        uint32_t index = at->heap_at[i];
+        if ((index != NO_ENTRY) != cache_belongs_to(c, e, i))
             return "(5) an entry is not in its heap, or in another";
-        if (place_of == NO_ENTRY)
+        if (index == NO_ENTRY)
             continue;
-        if (c->heaps[i].at[place_of] != e)
+        if (c->heaps[i].at[index] != e)
             return "(5) an entry is not where it says in its heap";
-        if (place_of && c->entries[c->heaps[i].at[(place_of - 1) / 2]].priority > at->priority)
+        if (index && c->entries[c->heaps[i].at[(index - 1) / 2]].priority > at->priority)
             return "(5) a heap is out of order";
     }
     return NULL;

@@ -47,10 +47,10 @@ struct cache_entry {
     bool is_fetched; /* prefetched from disk into host memory, for a load to come */
     bool is_copied;  /* was copied to the tiers below since its last use, and may have been evicted
                       * there */
-    /* What it is worth keeping: see worth() in cache.c. */
+    /* What it is worth keeping: see worth() in cache_evict.c. */
     uint32_t uses;
     double since, priority;
-    uint32_t heap_at[CACHE_HEAPS]; /* its place, or NO_ENTRY */
+    uint32_t heap_at[CACHE_HEAPS]; /* its index there, or NO_ENTRY */
 };
 
 struct cache_options {
@@ -81,7 +81,7 @@ struct cache_rates {
     double token_seconds, byte_seconds, disk_byte_seconds;
 };
 
-struct heap {
+struct entry_heap {
     uint32_t *at;
     uint32_t n;
 };
@@ -101,7 +101,7 @@ struct cache {
     uint32_t *of_page;    /* (pages) the first entry that has it */
     uint32_t *free_cells; /* (n_cells) a stack */
     uint32_t n_free_cells;
-    struct heap heaps[CACHE_HEAPS];
+    struct entry_heap heaps[CACHE_HEAPS];
     double clock;
     uint64_t n_evicted;           /* from the device */
     uint32_t due[MAX_DUE], n_due; /* entries that are to go to disk with all before them */

@@ -154,39 +154,39 @@ void cache_copy_due(struct cache *c) {
     while (c->n_due > 0 && host_tier_wait_any(c->lower.host));
 }
 
-/* A place in the order of eviction: an entry of a heap, or (at NO_ENTRY) a block that will be a
- * leaf once the one after it is gone. */
-struct place {
+/* Who may be evicted next: an entry of a heap, at this index, or (at NO_ENTRY) a block that will be
+ * a leaf once the one after it is gone. */
+struct candidate {
     uint32_t entry, at;
 };
 enum { AHEAD = 16, MAX_FRONT = 3 * AHEAD + 1 };
 
-static void add_place(struct place *front, uint32_t *n, uint32_t e, uint32_t at) {
-    front[(*n)++] = (struct place){e, at};
+static void add_candidate(struct candidate *front, uint32_t *n, uint32_t e, uint32_t at) {
+    front[(*n)++] = (struct candidate){e, at};
 }
 
 /* Lists the next `max` entries that would be evicted, in order, if none was used meanwhile. */
 static uint32_t list_next(const struct cache *c, enum cache_heap which, uint32_t max,
                           uint32_t out[AHEAD]) {
-    const struct heap *h = &c->heaps[which];
-    struct place front[MAX_FRONT];
+    const struct entry_heap *h = &c->heaps[which];
+    struct candidate front[MAX_FRONT];
     uint32_t n_front = 0, n = 0;
     if (h->n > 0)
-        add_place(front, &n_front, h->at[0], 0);
+        add_candidate(front, &n_front, h->at[0], 0);
     while (n < max && n_front > 0) {
         uint32_t best = 0;
         for (uint32_t i = 1; i < n_front; i++)
             if (c->entries[front[i].entry].priority < c->entries[front[best].entry].priority)
                 best = i;
-        struct place p = front[best];
+        struct candidate p = front[best];
         front[best] = front[--n_front];
         out[n++] = p.entry;
         for (uint32_t at = 2 * p.at + 1; p.at != NO_ENTRY && at <= 2 * p.at + 2 && at < h->n; at++)
-            add_place(front, &n_front, h->at[at], at);
+            add_candidate(front, &n_front, h->at[at], at);
         uint32_t parent = c->entries[p.entry].parent;
         if (which == HEAP_PAGES && parent != CACHE_ROOT && cache_is_idle(c, parent) &&
             c->entries[parent].n_below[TIER_DEVICE] == 1)
-            add_place(front, &n_front, parent, NO_ENTRY);
+            add_candidate(front, &n_front, parent, NO_ENTRY);
     }
     return n;
 }
@@ -218,7 +218,7 @@ void cache_copy_ahead(struct cache *c) {
 void cache_pin(struct cache *c, uint32_t e, bool is_pinned) {
     for (; e != CACHE_ROOT; e = c->entries[e].parent) {
         c->entries[e].pins += is_pinned ? 1 : UINT32_MAX;
-        cache_place(c, e);
+        cache_update_heaps(c, e);
     }
 }
 

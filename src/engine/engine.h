@@ -3,10 +3,10 @@
  * engine.c opens: options to plans, plans to a backend, all of it checked against the available
  * memory. batch.c runs a step, draft.c one of the model's draft block. state.c owns the memory of
  * sequences, resume.c takes over what is cached, payload.c moves it between tiers; pages.c and
- * cache.c track who uses which part of it; cache_tiers.c copies cached state to the tiers below the
- * device, which tiers.c opens. save.c writes and reads sequences as files, sampler.c fills in how
- * tokens are picked, text.c turns them into text; api_model.c, api_engine.c and api_seq.c are the
- * public interface.
+ * cache.c track who uses which part of it, cache_evict.c who goes first; cache_tiers.c copies
+ * cached state to the tiers below the device, which tiers.c opens. save.c writes and reads
+ * sequences as files, sampler.c fills in how tokens are picked, text.c turns them into text;
+ * api_model.c, api_engine.c and api_seq.c are the public interface.
  *
  * Threads. An engine and its sequences are used by one thread at a time; `cancel` may be set by
  * any. Several engines may share a model: its mutex guards loading.
