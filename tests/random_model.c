@@ -11,7 +11,7 @@
 enum { CONV_WIDTH = 4 };
 
 /* Tensors are walked twice: described, then written. */
-struct writer {
+struct model_writer {
     const struct random_model *m;
     struct gguf_writer *to;
     bool writes_data;
@@ -36,8 +36,8 @@ static enum dtype type_for(const struct random_model *m, uint64_t k, uint64_t *r
 }
 
 /* Values of that size around a middle, row by row. */
-static void write_rows(struct writer *w, const char *name, enum dtype type, const uint64_t *dims,
-                       float size, float middle, uint64_t *random) {
+static void write_rows(struct model_writer *w, const char *name, enum dtype type,
+                       const uint64_t *dims, float size, float middle, uint64_t *random) {
     uint64_t k = dims[0], rows = (dims[1] ? dims[1] : 1) * (dims[2] ? dims[2] : 1), bytes = 0;
     float *x = malloc(k * sizeof *x);
     CHECK(dtype_bytes(type, k, &bytes));
@@ -54,7 +54,7 @@ static void write_rows(struct writer *w, const char *name, enum dtype type, cons
     free(row);
 }
 
-static void tensor(struct writer *w, int layer, const char *part, bool is_matrix,
+static void tensor(struct model_writer *w, int layer, const char *part, bool is_matrix,
                    const uint64_t dims[3], float size, float middle) {
     uint64_t random = random_mix(w->m->seed * 1000 + w->number++);
     enum dtype type = is_matrix ? type_for(w->m, dims[0], &random) : DT_F32;
@@ -75,12 +75,12 @@ static void tensor(struct writer *w, int layer, const char *part, bool is_matrix
                                       w->err);
 }
 
-static void matrices(struct writer *w, int layer, const char *part, uint64_t k, uint64_t n,
+static void matrices(struct model_writer *w, int layer, const char *part, uint64_t k, uint64_t n,
                      uint64_t e) {
     tensor(w, layer, part, true, (uint64_t[]){k, n, e}, 1 / sqrtf((float)k), 0);
 }
 
-static void vector(struct writer *w, int layer, const char *part, uint64_t n, float size,
+static void vector(struct model_writer *w, int layer, const char *part, uint64_t n, float size,
                    float middle) {
     tensor(w, layer, part, false, (uint64_t[]){n, 0, 0}, size, middle);
 }
@@ -89,7 +89,7 @@ static bool has_delta(const struct random_model *m) {
     return strncmp(m->arch, "qwen35", 6) == 0 || strcmp(m->arch, "qwen3next") == 0;
 }
 
-static void attention(struct writer *w, int i) {
+static void attention(struct model_writer *w, int i) {
     const struct random_model *m = w->m;
     bool is_hybrid = has_delta(m), is_qwen2 = !strcmp(m->arch, "qwen2");
     uint64_t q = (uint64_t)m->heads * m->head_width, kv = (uint64_t)m->kv_heads * m->head_width;
@@ -108,7 +108,7 @@ static void attention(struct writer *w, int i) {
     }
 }
 
-static void delta(struct writer *w, int i) {
+static void delta(struct model_writer *w, int i) {
     const struct random_model *m = w->m;
     uint64_t values = (uint64_t)m->value_heads * m->value_width;
     uint64_t channels = 2ull * m->key_heads * m->key_width + values;
@@ -131,7 +131,7 @@ static void delta(struct writer *w, int i) {
     matrices(w, i, "ssm_out.weight", values, m->hidden, 0);
 }
 
-static void feed_forward(struct writer *w, int i) {
+static void feed_forward(struct model_writer *w, int i) {
     const struct random_model *m = w->m;
     if (!m->experts) {
         matrices(w, i, "ffn_gate.weight", m->hidden, m->ffn, 0);
@@ -151,7 +151,7 @@ static void feed_forward(struct writer *w, int i) {
     matrices(w, i, "ffn_down_shexp.weight", m->shared, m->hidden, 0);
 }
 
-static void layer(struct writer *w, int i) {
+static void layer(struct model_writer *w, int i) {
     const struct random_model *m = w->m;
     bool is_hybrid = has_delta(m);
     vector(w, i, "attn_norm.weight", m->hidden, 0.1f, 1);
@@ -163,7 +163,7 @@ static void layer(struct writer *w, int i) {
     feed_forward(w, i);
 }
 
-static void draft_block(struct writer *w) {
+static void draft_block(struct model_writer *w) {
     const struct random_model *m = w->m;
     int i = (int)m->layers;
     layer(w, i);
@@ -178,7 +178,7 @@ static void draft_block(struct writer *w) {
     matrices(w, i, "nextn.shared_head_head.weight", m->hidden, m->vocab, 0);
 }
 
-static void tensors(struct writer *w) {
+static void tensors(struct model_writer *w) {
     const struct random_model *m = w->m;
     w->number = 0;
     tensor(w, -1, "token_embd.weight", true, (uint64_t[]){m->hidden, m->vocab, 0}, 1, 0);
@@ -192,14 +192,14 @@ static void tensors(struct writer *w) {
 
 /* ---- keys --------------------------------------------------------------------------------- */
 
-static void number(struct writer *w, const char *name, uint32_t value) {
+static void number(struct model_writer *w, const char *name, uint32_t value) {
     char full[96];
     snprintf(full, sizeof full, "%s.%s", w->m->arch, name);
     if (!w->status && value)
         w->status = gguf_write_u32(w->to, full, value, w->err);
 }
 
-static void keys(struct writer *w) {
+static void keys(struct model_writer *w) {
     const struct random_model *m = w->m;
     char eps[64], name[64];
     snprintf(eps, sizeof eps, "%s.attention.layer_norm_rms_epsilon", m->arch);
@@ -275,14 +275,14 @@ struct random_model random_moe(uint64_t seed) {
 }
 
 int random_model_describe(const struct random_model *m, struct gguf_writer *to, struct err *err) {
-    struct writer w = {.m = m, .to = to, .err = err};
+    struct model_writer w = {.m = m, .to = to, .err = err};
     keys(&w);
     tensors(&w);
     return w.status;
 }
 
 int random_model_write(const struct random_model *m, const char *path, struct err *err) {
-    struct writer w = {.m = m, .err = err, .writes_data = true};
+    struct model_writer w = {.m = m, .err = err, .writes_data = true};
     int status = gguf_writer_open(&w.to, path, m->alignment, err);
     if (status)
         return status;

@@ -120,18 +120,18 @@ static struct disk_header header_of(const struct disk_head *head) {
 
 /* ---- writing ------------------------------------------------------------------------------ */
 
-struct writer {
+struct disk_writer {
     int fd, why; /* errno */
     struct hash hash;
     const atomic_bool *stop;
 };
 
-static int fail(struct writer *w, int why) {
+static int fail(struct disk_writer *w, int why) {
     w->why = why;
     return SLUICE_ERR_IO;
 }
 
-static int put_bytes(struct writer *w, const void *bytes, uint64_t n) {
+static int put_bytes(struct disk_writer *w, const void *bytes, uint64_t n) {
     const uint8_t *p = bytes;
     while (n > 0) {
         ssize_t done = write(w->fd, p, n);
@@ -145,14 +145,14 @@ static int put_bytes(struct writer *w, const void *bytes, uint64_t n) {
     return SLUICE_OK;
 }
 
-static int put_hashed(struct writer *w, const void *bytes, uint64_t n) {
+static int put_hashed(struct disk_writer *w, const void *bytes, uint64_t n) {
     hash_add(&w->hash, bytes, n);
     return put_bytes(w, bytes, n);
 }
 
 static int put_payload(void *user, uint64_t at, uint64_t n, const void *from, struct err *err) {
     enum { CHUNK = 1 << 20 };
-    struct writer *w = user;
+    struct disk_writer *w = user;
     int status = SLUICE_OK;
     (void)at, (void)err;
     for (uint64_t done = 0; !status && done < n; done += CHUNK)
@@ -162,7 +162,7 @@ static int put_payload(void *user, uint64_t at, uint64_t n, const void *from, st
     return status;
 }
 
-static int put_all(struct writer *w, const struct disk_header *h, const int32_t *tokens,
+static int put_all(struct disk_writer *w, const struct disk_header *h, const int32_t *tokens,
                    struct host_tier *host, uint32_t host_object) {
     if (!host_tier_wait(host, host_object))
         return fail(w, ECANCELED);
@@ -187,7 +187,7 @@ int disk_file_write(int folder, const struct disk_head *head, struct host_tier *
                     uint32_t host_object, const atomic_bool *stop) {
     char temporary[DISK_NAME_BYTES], name[DISK_NAME_BYTES];
     struct disk_header h = header_of(head);
-    struct writer w = {.stop = stop};
+    struct disk_writer w = {.stop = stop};
     hash_begin(&w.hash);
     disk_file_name(head->meta, name);
     temporary_name(temporary);

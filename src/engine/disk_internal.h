@@ -19,7 +19,7 @@ struct disk_object {
     struct disk_meta meta;
     int64_t used;         /* when it was written or read last, in nanoseconds */
     uint32_t host_object; /* while WAITING or WRITING */
-    uint32_t place;       /* of its tokens, likewise */
+    uint32_t tokens_row;  /* of its tokens, likewise */
     uint32_t next;        /* in the queue, or free */
     uint32_t chain;       /* in the index */
     uint32_t walk;        /* the last one that saw its file */
@@ -30,11 +30,11 @@ struct disk_tier {
     char *folder;     /* its path */
     int root, own_fd; /* descriptors of the folder, and of our identity's in it */
     struct disk_object *objects;
-    uint32_t *buckets, mask; /* the index by name */
-    int32_t *tokens;         /* (MAX_WAITING, max_tokens) */
-    uint32_t *places, n_places;
-    struct disk_reader reader; /* of the calls' own thread */
-    char *entries;             /* for listing folders */
+    uint32_t *buckets, mask;          /* the index by name */
+    int32_t *tokens;                  /* (MAX_WAITING, max_tokens) */
+    uint32_t *free_rows, n_free_rows; /* a stack: rows of `tokens` that nothing uses */
+    struct disk_reader reader;        /* of the calls' own thread */
+    char *entries;                    /* for listing folders */
 
     pthread_mutex_t lock;
     pthread_cond_t work, idle;

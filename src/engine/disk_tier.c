@@ -5,8 +5,8 @@
  *     states WAITING, WRITING and WRITTEN, unless freed.
  * (2) The thread's work is a FIFO queue of objects, WAITING to be written or REMOVING; so a file
  *     that is removed and put again exists in the end.
- * (3) While it is WAITING or WRITING an object's host object is pinned, and its tokens have a place
- *     in `tokens`.
+ * (3) While it is WAITING or WRITING an object's host object is pinned, and its tokens a row of
+ *     `tokens`.
  * (4) The thread holds the lock for tables alone, never for files. */
 #include <errno.h>
 #include <fcntl.h>
@@ -95,7 +95,7 @@ static bool is_news(struct disk_tier *d) {
 }
 
 static void write_object(struct disk_tier *d, struct disk_object *o) {
-    const int32_t *tokens = d->tokens + (uint64_t)o->place * d->options.max_tokens;
+    const int32_t *tokens = d->tokens + (uint64_t)o->tokens_row * d->options.max_tokens;
     const struct disk_head head = {d->options.identity, &o->meta, tokens};
     int why = ECANCELED;
     double started = seconds_now();
@@ -153,7 +153,7 @@ static void serve(struct disk_tier *d) {
     pthread_mutex_lock(&d->lock);
     if (has_host) {
         d->waiting -= o->meta.bytes;
-        d->places[d->n_places++] = o->place;
+        d->free_rows[d->n_free_rows++] = o->tokens_row;
     }
     if (is_removed || o->is_freed)
         release(d, i);
@@ -204,17 +204,17 @@ static bool make_tables(struct disk_tier *d) {
     d->objects = calloc(o->max_objects, sizeof *d->objects);
     d->buckets = malloc(n_buckets * sizeof *d->buckets);
     d->tokens = calloc(MAX_WAITING * (size_t)o->max_tokens + 1, sizeof *d->tokens);
-    d->places = malloc(MAX_WAITING * sizeof *d->places);
+    d->free_rows = malloc(MAX_WAITING * sizeof *d->free_rows);
     d->entries = malloc(ENTRY_BYTES);
-    if (!d->objects || !d->buckets || !d->tokens || !d->places || !d->entries ||
+    if (!d->objects || !d->buckets || !d->tokens || !d->free_rows || !d->entries ||
         !disk_reader_init(&d->reader, o->max_tokens))
         return false;
     memset(d->buckets, 0xFF, n_buckets * sizeof *d->buckets);
     for (uint32_t i = 0; i < o->max_objects; i++)
         d->objects[i].next = i + 1 < o->max_objects ? i + 1 : DISK_NONE;
-    while (d->n_places < MAX_WAITING) {
-        d->places[d->n_places] = d->n_places;
-        d->n_places++;
+    while (d->n_free_rows < MAX_WAITING) {
+        d->free_rows[d->n_free_rows] = d->n_free_rows;
+        d->n_free_rows++;
     }
     return true;
 }
@@ -309,7 +309,7 @@ void disk_tier_close(struct disk_tier *d) {
     free(d->objects);
     free(d->buckets);
     free(d->tokens);
-    free(d->places);
+    free(d->free_rows);
     disk_reader_free(&d->reader);
     free(d->entries);
     free(d);
@@ -446,7 +446,7 @@ static bool can_put(struct disk_tier *d, const struct disk_meta *meta) {
         return false;
     }
     uint64_t max_waiting = d->options.max_waiting ? d->options.max_waiting : UINT64_MAX;
-    return d->n_places > 0 &&
+    return d->n_free_rows > 0 &&
            (d->waiting == 0 || size_plus(d->waiting, meta->bytes) <= max_waiting);
 }
 
@@ -460,9 +460,9 @@ uint32_t disk_tier_put(struct disk_tier *d, const struct disk_meta *meta, const 
         struct disk_object *o = &d->objects[i];
         o->state = WAITING;
         o->host_object = host_object;
-        o->place = d->places[--d->n_places];
+        o->tokens_row = d->free_rows[--d->n_free_rows];
         if (meta->n_tokens)
-            memcpy(d->tokens + (uint64_t)o->place * d->options.max_tokens, tokens,
+            memcpy(d->tokens + (uint64_t)o->tokens_row * d->options.max_tokens, tokens,
                    meta->n_tokens * sizeof *tokens);
         host_tier_pin(d->options.host, host_object);
         d->own += disk_object_bytes(o);
@@ -595,7 +595,7 @@ void disk_tier_counters(struct disk_tier *d, struct disk_counters *out) {
 
 static const char *find_broken(struct disk_tier *d) {
     uint64_t own = 0, waiting = 0;
-    uint32_t n_free = 0, n_used = 0, n_places = 0;
+    uint32_t n_free = 0, n_used = 0, n_rows = 0;
     for (uint32_t i = d->first_free; i != DISK_NONE; i = d->objects[i].next, n_free++)
         if (n_free > d->options.max_objects || d->objects[i].state != FREE)
             return "(1) the free list is damaged";
@@ -603,7 +603,7 @@ static const char *find_broken(struct disk_tier *d) {
         const struct disk_object *o = &d->objects[i];
         bool has_host = o->state == WAITING || o->state == WRITING;
         n_used += o->state != FREE;
-        n_places += has_host;
+        n_rows += has_host;
         waiting += has_host ? o->meta.bytes : 0;
         own += !o->is_freed && (has_host || o->state == WRITTEN) ? disk_object_bytes(o) : 0;
         uint32_t at = o->state == FREE ? i : *bucket_of(d, &o->meta);
@@ -616,7 +616,7 @@ static const char *find_broken(struct disk_tier *d) {
         return "(1) an object is lost";
     if (own != d->own)
         return "(1) the bytes of our files are miscounted";
-    if (waiting != d->waiting || n_places + d->n_places != MAX_WAITING)
+    if (waiting != d->waiting || n_rows + d->n_free_rows != MAX_WAITING)
         return "(3) what waits is miscounted";
     return NULL;
 }

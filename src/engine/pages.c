@@ -76,9 +76,9 @@ void page_unkeep(struct pages *p, uint32_t page) {
     change(p, page, -1, -1);
 }
 
-bool page_is_writable(const struct pages *p, uint32_t page, uint32_t slot, uint32_t place) {
+bool page_is_writable(const struct pages *p, uint32_t page, uint32_t slot, uint32_t first) {
     const struct page *at = &p->at[page];
-    return at->refs == 1 || (at->owner == slot && place >= at->frozen);
+    return at->refs == 1 || (at->owner == slot && first >= at->frozen);
 }
 
 void page_own(struct pages *p, uint32_t page, uint32_t slot) {

@@ -52,8 +52,8 @@ static inline bool page_is_idle(const struct pages *p, uint32_t page) {
     return p->at[page].refs > 0 && p->at[page].refs == p->at[page].kept;
 }
 
-/* Whether a slot that has the page may write from `place` on. */
-bool page_is_writable(const struct pages *p, uint32_t page, uint32_t slot, uint32_t place);
+/* Whether a slot that has the page may write its positions from `first` on. */
+bool page_is_writable(const struct pages *p, uint32_t page, uint32_t slot, uint32_t first);
 /* The slot begins to write and becomes the page's owner. The page must be writable. */
 void page_own(struct pages *p, uint32_t page, uint32_t slot);
 

@@ -87,20 +87,20 @@ uint64_t save_fingerprint(const struct sluice_engine *e) {
 
 /* ---- writing ------------------------------------------------------------------------------ */
 
-struct writer {
+struct save_writer {
     const struct state *state;
     struct outfile out;
     struct hash hash;
     uint8_t *chunk;
 };
 
-static int put(struct writer *w, const void *bytes, size_t n, struct err *err) {
+static int put(struct save_writer *w, const void *bytes, size_t n, struct err *err) {
     hash_add(&w->hash, bytes, n);
     return outfile_write(&w->out, bytes, n, err);
 }
 
 static int put_stretch(void *user, uint64_t offset, uint64_t bytes, struct err *err) {
-    struct writer *w = user;
+    struct save_writer *w = user;
     const struct state *st = w->state;
     for (uint64_t done = 0; done < bytes; done += CHUNK) {
         uint64_t n = bytes - done < CHUNK ? bytes - done : CHUNK;
@@ -113,7 +113,8 @@ static int put_stretch(void *user, uint64_t offset, uint64_t bytes, struct err *
     return SLUICE_OK;
 }
 
-static int put_all(struct writer *w, const struct save_header *h, uint32_t slot, struct err *err) {
+static int put_all(struct save_writer *w, const struct save_header *h, uint32_t slot,
+                   struct err *err) {
     int status = put(w, h, sizeof *h, err);
     if (!status)
         status = put(w, w->state->slots[slot].tokens, h->n_tokens * sizeof(int32_t), err);
@@ -145,7 +146,7 @@ int save_write(const struct sluice_seq *seq, const char *path, struct err *err) 
     h.token = sluice_seq_token(seq);
     h.is_given = seq->is_given;
     h.state_bytes = state_stretch_bytes(&e->state, s->length);
-    struct writer w = {.state = &e->state, .chunk = malloc(CHUNK), .out = {.fd = -1}};
+    struct save_writer w = {.state = &e->state, .chunk = malloc(CHUNK), .out = {.fd = -1}};
     hash_begin(&w.hash);
     int status = w.chunk ? model_protect(e->model->model, path, err) : err_memory(err, path);
     if (!status)
@@ -216,20 +217,20 @@ static int check_content(const struct sluice_engine *e, const char *path, const 
     return SLUICE_OK;
 }
 
-struct reader {
+struct save_reader {
     const struct state *state;
     const uint8_t *at;
 };
 
 static int take_stretch(void *user, uint64_t offset, uint64_t bytes, struct err *err) {
-    struct reader *r = user;
+    struct save_reader *r = user;
     const uint8_t *from = r->at;
     r->at += bytes;
     return r->state->kind->write_state(r->state->backend, offset, bytes, from, err);
 }
 
-static int place(struct sluice_engine *e, const uint8_t *data, const struct save_header *h,
-                 uint32_t *slot, struct err *err) {
+static int fill_slot(struct sluice_engine *e, const uint8_t *data, const struct save_header *h,
+                     uint32_t *slot, struct err *err) {
     int status = state_open(&e->state, slot, err);
     if (status)
         return status;
@@ -237,7 +238,7 @@ static int place(struct sluice_engine *e, const uint8_t *data, const struct save
     const uint8_t *tokens = data + sizeof *h;
     memcpy(s->tokens, tokens, h->n_tokens * sizeof *s->tokens);
     s->n_tokens = h->n_tokens;
-    struct reader r = {&e->state, tokens + h->n_tokens * sizeof *s->tokens};
+    struct save_reader r = {&e->state, tokens + h->n_tokens * sizeof *s->tokens};
     status = state_adopt(&e->state, *slot, h->length, err);
     if (!status)
         status = state_each_stretch(&e->state, *slot, take_stretch, &r, err);
@@ -255,7 +256,7 @@ int save_read(struct sluice_engine *e, const char *path, struct saved *out, stru
     if (!status)
         status = check_content(e, path, &map, &h, err);
     if (!status)
-        status = place(e, map.data, &h, &out->slot, err);
+        status = fill_slot(e, map.data, &h, &out->slot, err);
     out->token = h.token;
     out->is_given = h.is_given;
     filemap_close(&map);
