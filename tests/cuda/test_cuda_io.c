@@ -60,9 +60,9 @@ static void check_embed(const struct embed_case *c, uint32_t position, uint64_t 
     struct rig r;
     build_embed(&r, c, seed);
     if (rig_open(&r)) {
-        struct run run = {0, position, c->rows};
+        struct rig_segment segment = {0, position, c->rows};
         for (int i = 0; i < RIG_BACKENDS; i++)
-            rig_step(&r, i, &run, 1, seed);
+            rig_step(&r, i, &segment, 1, seed);
         for (uint32_t row = 0; row < c->rows; row++) {
             const float *a = rig_output(&r, RIG_CPU, 0, row),
                         *b = rig_output(&r, RIG_DEVICE, 0, row);

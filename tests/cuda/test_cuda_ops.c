@@ -73,7 +73,7 @@ TEST(cuda_project_types_of_a_plan) {
             rig_tap(&r, p, outs[p]);
         bool is_open = rig_open(&r);
         for (int b = 0; is_open && b < RIG_BACKENDS; b++)
-            rig_step(&r, b, &(struct run){0, 0, rows[i]}, 1, 5);
+            rig_step(&r, b, &(struct rig_segment){0, 0, rows[i]}, 1, 5);
         for (uint32_t k = 0; is_open && k < PRODUCTS * rows[i]; k++) {
             uint32_t p = k % PRODUCTS, row = k / PRODUCTS;
             double d = rig_distance(rig_output(&r, RIG_CPU, p, row),
@@ -107,9 +107,9 @@ TEST(cuda_project_rows_are_independent) {
             bool is_open = rig_open(&one);
             is_open = rig_open(&many) && is_open;
             if (is_open)
-                rig_step(&many, RIG_DEVICE, &(struct run){0, 0, c.rows}, 1, 5);
+                rig_step(&many, RIG_DEVICE, &(struct rig_segment){0, 0, c.rows}, 1, 5);
             for (uint32_t row = 0; is_open && row < c.rows; row++) {
-                if (differs_alone(&one, &many, (struct run){0, row, 1}, row, 5))
+                if (differs_alone(&one, &many, (struct rig_segment){0, row, 1}, row, 5))
                     test_fail(__FILE__, __LINE__, "%s, row %u of %u has other bits alone",
                               dtype_name(types[t]), row, c.rows);
             }
@@ -259,17 +259,17 @@ TEST(cuda_delta_of_many_sequences) {
         build_delta(&r, c, slots, 4100 + i);
         bool is_open = rig_open(&r);
         for (uint32_t step = 0; is_open && step < 5; step++) {
-            struct run runs[MANY_SLOTS];
+            struct rig_segment segments[MANY_SLOTS];
             uint32_t n = step % 2 ? c->rows - 5 : c->rows, rows = 0;
             n = n < slots ? n : slots;
             for (uint32_t k = 0; k < n; k++) { /* slots in another order than rows */
                 uint32_t slot = (k * 7 + step) % slots,
                          length = k + 1 == n && step % 2 ? c->rows - rows : 1;
-                runs[k] = (struct run){slot, at[slot], length};
+                segments[k] = (struct rig_segment){slot, at[slot], length};
                 at[slot] += length;
                 rows += length;
             }
-            step_both(&r, runs, n);
+            step_both(&r, segments, n);
             check_rows(&r, i, step, rows, F32_BOUND);
         }
         if (is_open)
@@ -416,7 +416,7 @@ TEST(cuda_experts) {
         build_experts(&r, &c, rows, 6000 + i);
         if (rig_open(&r)) {
             for (int b = 0; b < RIG_BACKENDS; b++)
-                rig_step(&r, b, &(struct run){0, 0, rows}, 1, 3);
+                rig_step(&r, b, &(struct rig_segment){0, 0, rows}, 1, 3);
             for (uint32_t row = 0; row < rows; row++) {
                 EXPECT_NEAR(rig_distance(rig_output(&r, RIG_CPU, 1, row),
                                          rig_output(&r, RIG_DEVICE, 1, row), c.used + 1),

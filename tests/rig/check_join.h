@@ -67,27 +67,27 @@ static inline void deal_cells(struct rig *r, uint32_t cells[JOIN_CELLS]) {
 /* Segments of random lengths, of which the last may leave rows unused; cells that are updated in
  * place, and others, and rows between that store, too. */
 static inline void join_step(struct rig *r, const struct join_case *c, uint64_t seed) {
-    enum { MOST_RUNS = 8, MOST_ROWS = 512 };
-    struct run runs[MOST_RUNS];
-    uint32_t from[MOST_RUNS], to[MOST_ROWS], cells[JOIN_CELLS], used = 0, n = 0, row = 0;
+    enum { MOST_SEGMENTS = 8, MOST_ROWS = 512 };
+    struct rig_segment segments[MOST_SEGMENTS];
+    uint32_t from[MOST_SEGMENTS], to[MOST_ROWS], cells[JOIN_CELLS], used = 0, n = 0, row = 0;
     CHECK(c->rows <= MOST_ROWS);
     deal_cells(r, cells);
-    while (n < MOST_RUNS && row < c->rows) {
+    while (n < MOST_SEGMENTS && row < c->rows) {
         uint32_t rows = c->has_x ? 1 + rig_below(r, c->rows - row) : 1;
-        runs[n] = (struct run){n, 10 * n + rig_below(r, 9), rows};
+        segments[n] = (struct rig_segment){n, 10 * n + rig_below(r, 9), rows};
         from[n++] = cells[used++];
         for (uint32_t i = 0; i < rows; i++, row++) {
             bool is_last = i + 1 == rows, is_stored = is_last || rig_below(r, 3) == 0;
             if (is_last && rig_below(r, 2))
                 to[row] = from[n - 1];
-            else if (is_stored && (is_last || used + 2 * MOST_RUNS < JOIN_CELLS))
+            else if (is_stored && (is_last || used + 2 * MOST_SEGMENTS < JOIN_CELLS))
                 to[row] = cells[used++];
             else
                 to[row] = IO_NO_CELL;
         }
     }
     for (int b = 0; b < RIG_BACKENDS; b++)
-        rig_step_cells(r, b, runs, n, from, to, seed);
+        rig_step_cells(r, b, segments, n, from, to, seed);
     check_rows(r, seed, c->width, row, F32_BOUND);
 }
 
@@ -112,13 +112,15 @@ static inline void check_join_rows(const struct join_case *c, uint64_t seed) {
     bool is_open = open_join(&one);
     is_open = open_join(&many) && is_open;
     uint32_t first = c->rows / 3;
-    const struct run runs[] = {{3, 5, first}, {0, 7, 1}, {2, 9, c->rows - first - 1}};
+    const struct rig_segment segments[] = {{3, 5, first}, {0, 7, 1}, {2, 9, c->rows - first - 1}};
     if (is_open)
-        rig_step(&many, RIG_DEVICE, runs, 3, 9);
+        rig_step(&many, RIG_DEVICE, segments, 3, 9);
     for (uint32_t k = 0, row = 0; is_open && k < 3; k++)
-        for (uint32_t i = 0; i < runs[k].n_rows; i++, row++)
-            if (differs_alone(&one, &many,
-                              (struct run){runs[k].slot, runs[k].first_position + i, 1}, row, 9))
+        for (uint32_t i = 0; i < segments[k].n_rows; i++, row++)
+            if (differs_alone(
+                    &one, &many,
+                    (struct rig_segment){segments[k].slot, segments[k].first_position + i, 1}, row,
+                    9))
                 test_fail(__FILE__, __LINE__, "width %u: row %u of %u has other bits alone",
                           c->width, row, c->rows);
     if (is_open)

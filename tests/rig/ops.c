@@ -54,9 +54,9 @@ void check_project(const struct project_case *c, uint64_t seed) {
         is_int8 |= !is_float(c->types[s]) && c->k % 32 == 0 && !c->exact;
     build_project(&r, c, seed);
     if (rig_open(&r)) {
-        struct run run = {0, 0, c->rows};
+        struct rig_segment segment = {0, 0, c->rows};
         for (int i = 0; i < RIG_BACKENDS; i++)
-            rig_step(&r, i, &run, 1, seed);
+            rig_step(&r, i, &segment, 1, seed);
         double worst = 0;
         for (uint32_t row = 0; row < c->rows; row++) {
             double d = rig_distance(rig_output(&r, RIG_CPU, 0, row),
@@ -72,7 +72,7 @@ void check_project(const struct project_case *c, uint64_t seed) {
     rig_end(&r);
 }
 
-bool differs_alone(struct rig *one, struct rig *many, struct run own, uint32_t row,
+bool differs_alone(struct rig *one, struct rig *many, struct rig_segment own, uint32_t row,
                    uint64_t token_seed) {
     rig_step(one, RIG_DEVICE, &own, 1, token_seed);
     return memcmp(rig_output(one, RIG_DEVICE, 0, 0), rig_output(many, RIG_DEVICE, 0, row),
@@ -128,10 +128,10 @@ void check_some_rows(const struct project_case *wide, uint64_t seed, uint32_t n_
     bool is_open = rig_open(&one);
     is_open = rig_open(&many) && is_open;
     if (is_open)
-        rig_step(&many, RIG_DEVICE, &(struct run){0, 0, wide->rows}, 1, 5);
+        rig_step(&many, RIG_DEVICE, &(struct rig_segment){0, 0, wide->rows}, 1, 5);
     for (uint32_t i = 0; is_open && i < n_rows; i++) {
         uint32_t row = i == 0 ? wide->rows - 1 : rig_below(&random, wide->rows), n = 0;
-        rig_step(&one, RIG_DEVICE, &(struct run){0, row, 1}, 1, 5);
+        rig_step(&one, RIG_DEVICE, &(struct rig_segment){0, row, 1}, 1, 5);
         const float *a = rig_output(&one, RIG_DEVICE, 0, 0),
                     *b = rig_output(&many, RIG_DEVICE, 0, row);
         while (n < one.options.tap_width && memcmp(&a[n], &b[n], sizeof *a) == 0)
@@ -185,9 +185,9 @@ void build_delta(struct rig *r, const struct delta_case *c, uint32_t slots, uint
     rig_tap(r, 0, op.delta.out);
 }
 
-void step_both(struct rig *r, const struct run *runs, uint32_t n) {
+void step_both(struct rig *r, const struct rig_segment *segments, uint32_t n) {
     for (int b = 0; b < RIG_BACKENDS; b++)
-        rig_step(r, b, runs, n, 9);
+        rig_step(r, b, segments, n, 9);
 }
 
 /* The first output of every row, against the CPU's. */
@@ -216,23 +216,23 @@ double state_distance(struct rig *r) {
     return d;
 }
 
-/* Steps of up to three sequences, each with a run of its own length, and STATE after them. */
+/* Steps of up to three sequences, each with a segment of its own length, and STATE after them. */
 void check_delta(const struct delta_case *c, uint64_t seed) {
     struct rig r;
     uint32_t at[4] = {0};
     build_delta(&r, c, 4, seed);
     bool is_open = rig_open(&r);
     for (uint32_t step = 0; is_open && step < 6; step++) {
-        /* Up to three sequences, each with a run of its own length. */
-        struct run runs[3];
+        /* Up to three sequences, each with a segment of its own length. */
+        struct rig_segment segments[3];
         uint32_t n = 0, left = c->rows;
         for (uint32_t slot = 0; slot < 3 && left; slot++) {
             uint32_t rows = slot == 2 ? left : 1 + rig_below(&r, left);
-            runs[n++] = (struct run){slot + 1, at[slot + 1], rows};
+            segments[n++] = (struct rig_segment){slot + 1, at[slot + 1], rows};
             at[slot + 1] += rows;
             left -= rows;
         }
-        step_both(&r, runs, n);
+        step_both(&r, segments, n);
         check_rows(&r, seed, step, c->rows, F32_BOUND);
     }
     if (is_open)
@@ -269,12 +269,12 @@ static bool open_alone(const struct delta_case *c, uint32_t slots, uint64_t seed
 }
 
 /* A step of the whole plan; then each of its rows alone, with the same bits. */
-static void step_and_alone(struct rig *one, struct rig *many, const struct run *runs, uint32_t n,
-                           const struct delta_case *c, uint32_t step) {
-    rig_step(many, RIG_DEVICE, runs, n, 9);
+static void step_and_alone(struct rig *one, struct rig *many, const struct rig_segment *segments,
+                           uint32_t n, const struct delta_case *c, uint32_t step) {
+    rig_step(many, RIG_DEVICE, segments, n, 9);
     for (uint32_t k = 0, row = 0; k < n; k++)
-        for (uint32_t i = 0; i < runs[k].n_rows; i++, row++) {
-            struct run own = {runs[k].slot, runs[k].first_position + i, 1};
+        for (uint32_t i = 0; i < segments[k].n_rows; i++, row++) {
+            struct rig_segment own = {segments[k].slot, segments[k].first_position + i, 1};
             if (differs_alone(one, many, own, row, 9))
                 test_fail(__FILE__, __LINE__,
                           "%u value heads, step %u: row %u of %u has other bits alone",
@@ -291,19 +291,19 @@ void check_delta_rows(const struct delta_case *c, uint64_t seed) {
     uint32_t at[SLOTS] = {0};
     bool is_open = open_alone(c, SLOTS, seed, &one, &many);
     for (uint32_t step = 0; is_open && step < STEPS; step++) {
-        struct run runs[SLOTS];
+        struct rig_segment segments[SLOTS];
         uint32_t most = c->rows < SLOTS ? c->rows : SLOTS, n = most - step % most;
         uint32_t rows = 0;
         for (uint32_t k = 0; k < n; k++) {
             uint32_t slot = (k * 5 + step) % SLOTS, some = 1 + (7 * k + step) % (c->rows / n);
-            runs[k] = (struct run){slot, at[slot],
-                                   k + 1 == n && step % 3 == 2 ? c->rows - rows
-                                   : k % 2                     ? some
-                                                               : 1};
-            at[slot] += runs[k].n_rows;
-            rows += runs[k].n_rows;
+            segments[k] = (struct rig_segment){slot, at[slot],
+                                               k + 1 == n && step % 3 == 2 ? c->rows - rows
+                                               : k % 2                     ? some
+                                                                           : 1};
+            at[slot] += segments[k].n_rows;
+            rows += segments[k].n_rows;
         }
-        step_and_alone(&one, &many, runs, n, c, step);
+        step_and_alone(&one, &many, segments, n, c, step);
     }
     if (is_open && one.plan->bytes[REGION_STATE] == many.plan->bytes[REGION_STATE] &&
         !has_same_state(&one, &many))
@@ -339,11 +339,11 @@ void check_cells(const struct delta_case *c, uint32_t before, uint32_t n, uint64
     uint64_t bytes = (operand_bytes(&d->state) + operand_bytes(&d->window)) / CELLS;
     bool is_open = rig_open(&r);
     if (is_open)
-        rig_step(&r, RIG_DEVICE, &(struct run){0, 0, before}, 1, 9);
+        rig_step(&r, RIG_DEVICE, &(struct rig_segment){0, 0, before}, 1, 9);
     for (uint32_t i = 0; i < n; i++)
         to[i] = i % 3 == 2 || seed % 2 || i + 1 == n ? 1 + i : IO_NO_CELL;
     if (is_open)
-        rig_step_to(&r, RIG_DEVICE, &(struct run){0, before, n}, to, 9);
+        rig_step_to(&r, RIG_DEVICE, &(struct rig_segment){0, before, n}, to, 9);
     for (uint32_t i = 0; is_open && i <= n; i++)
         stored[i] = i == 0 || to[i - 1] != IO_NO_CELL ? read_cell(&r, d, i) : NULL;
     for (uint32_t i = 0; is_open && i <= n; i++) {
@@ -351,9 +351,9 @@ void check_cells(const struct delta_case *c, uint32_t before, uint32_t n, uint64
             continue;
         const struct backend_copy all = {0, BACKEND_ZEROS, r.plan->bytes[REGION_STATE]};
         rig_kinds[RIG_DEVICE]->copy_state(r.b[RIG_DEVICE], &all, 1, NULL);
-        rig_step(&r, RIG_DEVICE, &(struct run){0, 0, before}, 1, 9);
+        rig_step(&r, RIG_DEVICE, &(struct rig_segment){0, 0, before}, 1, 9);
         if (i > 0)
-            rig_step(&r, RIG_DEVICE, &(struct run){0, before, i}, 1, 9);
+            rig_step(&r, RIG_DEVICE, &(struct rig_segment){0, before, i}, 1, 9);
         uint8_t *expected = read_cell(&r, d, 0);
         if (memcmp(stored[i], expected, bytes) != 0)
             test_fail(__FILE__, __LINE__, "seed %u, %u rows after %u: the state after %u differs",
@@ -366,7 +366,7 @@ void check_cells(const struct delta_case *c, uint32_t before, uint32_t n, uint64
 
 /* Rows of sequence k in a step, of which `n` sequences are part. Two sequences have all 20 rows,
  * and one of 7 or 12 sometimes more than one: after 7 or fewer logs delta_few has them. */
-static uint32_t rows_of_run(uint32_t step, uint32_t n, uint32_t k) {
+static uint32_t rows_of_segment(uint32_t step, uint32_t n, uint32_t k) {
     static const uint32_t two[2][2] = {{11, 9}, {19, 1}};
     if (n == 2)
         return two[step / 8 % 2][k];
@@ -392,14 +392,14 @@ void check_delta_logs(const struct delta_case *c, uint32_t steps, uint64_t seed)
     uint32_t at[SLOTS] = {0};
     bool is_open = open_alone(c, SLOTS, seed, &one, &many);
     for (uint32_t step = 0; is_open && step < steps; step++) {
-        struct run runs[SLOTS];
+        struct rig_segment segments[SLOTS];
         uint32_t n = step % 8 == 5 ? 2 : step % 8 == 2 ? 12 : step % 5 == 3 ? 7 : SLOTS - 1;
         for (uint32_t k = 0; k < n; k++) {
             uint32_t slot = (k + step / 4) % (SLOTS - 1);
-            runs[k] = (struct run){slot, at[slot], rows_of_run(step, n, k)};
-            at[slot] += runs[k].n_rows;
+            segments[k] = (struct rig_segment){slot, at[slot], rows_of_segment(step, n, k)};
+            at[slot] += segments[k].n_rows;
         }
-        step_and_alone(&one, &many, runs, n, c, step);
+        step_and_alone(&one, &many, segments, n, c, step);
         if (step % 7 == 6)
             copy_states(&one, &many, KEPT, step % 6, SLOTS);
         if (step % 7 == 0 && step)
@@ -500,18 +500,18 @@ void check_attend(const struct attend_case *c, uint64_t seed) {
     if (is_open)
         deal_pages(&r, &pages);
     while (is_open && at[0] + c->rows < c->context && steps++ < 700) {
-        struct run runs[3];
+        struct rig_segment segments[3];
         uint32_t n = 0, left = c->rows;
         for (uint32_t slot = 0; slot < 3 && left; slot++) {
             uint32_t rows = slot == 2 || c->rows == 1 ? left : 1 + rig_below(&r, left);
             if (at[slot] + rows > c->context)
                 continue;
-            runs[n++] = (struct run){slot, at[slot], rows};
+            segments[n++] = (struct rig_segment){slot, at[slot], rows};
             at[slot] += rows;
             left -= rows;
         }
         uint32_t rows = c->rows - left;
-        step_both(&r, runs, n);
+        step_both(&r, segments, n);
         /* A key that rounds the other way in the cache is what differs. */
         check_rows(&r, seed, steps, rows, c->kv == DT_F32 ? 5e-4 : c->kv == DT_F16 ? 3e-3 : 6e-2);
     }
@@ -519,14 +519,15 @@ void check_attend(const struct attend_case *c, uint64_t seed) {
 }
 
 /* Segments of random lengths, rows that generate among them, as long as the first slot has room. */
-uint32_t random_runs(struct rig *r, const struct attend_case *c, uint32_t at[3], struct run *runs) {
+uint32_t random_segments(struct rig *r, const struct attend_case *c, uint32_t at[3],
+                         struct rig_segment *segments) {
     uint32_t n = 0, left = c->rows;
     for (uint32_t slot = 0; slot < 3 && left; slot++) {
         uint32_t most = slot == 2 ? left : rig_below(r, 3) ? 1 + rig_below(r, left) : 1;
         uint32_t rows = c->context - at[slot] < most ? c->context - at[slot] : most;
         if (!rows)
             continue;
-        runs[n++] = (struct run){slot, at[slot], rows};
+        segments[n++] = (struct rig_segment){slot, at[slot], rows};
         at[slot] += rows;
         left -= rows;
     }
@@ -538,7 +539,7 @@ void check_attend_rows(const struct attend_case *c, uint64_t seed) {
     struct attend_case alone = *c;
     struct rig one, many;
     uint32_t at[3] = {0}, n;
-    struct run runs[3];
+    struct rig_segment segments[3];
     alone.rows = 1;
     struct operand pages = build_attend(&one, &alone, 3, seed);
     build_attend(&many, c, 3, seed);
@@ -549,18 +550,19 @@ void check_attend_rows(const struct attend_case *c, uint64_t seed) {
         many.random = one.random;
         deal_pages(&many, &pages);
     }
-    while (is_open && (n = random_runs(&many, c, at, runs)) > 0) {
+    while (is_open && (n = random_segments(&many, c, at, segments)) > 0) {
         uint32_t row = 0, differing = 0;
-        rig_step(&many, RIG_DEVICE, runs, n, 9);
+        rig_step(&many, RIG_DEVICE, segments, n, 9);
         for (uint32_t k = 0; k < n; k++)
-            for (uint32_t i = 0; i < runs[k].n_rows; i++, row++)
-                if (differs_alone(&one, &many,
-                                  (struct run){runs[k].slot, runs[k].first_position + i, 1}, row,
-                                  9) &&
+            for (uint32_t i = 0; i < segments[k].n_rows; i++, row++)
+                if (differs_alone(
+                        &one, &many,
+                        (struct rig_segment){segments[k].slot, segments[k].first_position + i, 1},
+                        row, 9) &&
                     differing++ == 0)
                     test_fail(__FILE__, __LINE__,
                               "%u heads of %u, steps of %u rows: position %u has other bits alone",
-                              c->heads, c->width, c->rows, runs[k].first_position + i);
+                              c->heads, c->width, c->rows, segments[k].first_position + i);
         is_open = differing == 0;
     }
     rig_end(&one);
@@ -614,16 +616,16 @@ void check_attend_far(const struct attend_case *alone, uint32_t rows, uint32_t e
     is_open = open_far(&many, &c, 3, seed) && is_open;
     uint32_t n = rows < most ? rows : most, first = end - n;
     if (is_open)
-        rig_step(&many, RIG_DEVICE, &(struct run){1, first, n}, 1, 9);
+        rig_step(&many, RIG_DEVICE, &(struct rig_segment){1, first, n}, 1, 9);
     for (uint32_t row = 0; is_open && row < n; row++) {
-        struct run run = {1, first + row, 1};
-        if (differs_alone(&one, &many, run, row, 9))
+        struct rig_segment segment = {1, first + row, 1};
+        if (differs_alone(&one, &many, segment, row, 9))
             test_fail(__FILE__, __LINE__,
                       "heads of %u over %s: position %u of a plan of %u rows has other bits alone",
                       c.width, dtype_name(c.kv), first + row, c.rows);
         if (!has_cpu) /* it takes its time */
             continue;
-        rig_step(&one, RIG_CPU, &run, 1, 9);
+        rig_step(&one, RIG_CPU, &segment, 1, 9);
         double d = rig_distance(rig_output(&one, RIG_CPU, 0, 0), rig_output(&one, RIG_DEVICE, 0, 0),
                                 one.options.tap_width);
         if (!(d < (c.kv == DT_F16 ? 3e-3 : 2e-2)))
@@ -643,18 +645,19 @@ void check_attend_many(const struct attend_case *c, uint32_t slots, uint64_t see
     bool is_open = open_far(&one, &alone, slots, seed);
     is_open = open_far(&many, c, slots, seed) && is_open;
     for (uint32_t step = 0; is_open && step < STEPS; step++) {
-        struct run runs[MOST];
+        struct rig_segment segments[MOST];
         uint32_t n = c->rows - 3 * step, differing = 0;
         for (uint32_t k = 0; k < n; k++) {
             uint32_t slot = (5 * k + step) % slots;
-            runs[k] = (struct run){slot, slot * slot * 37 % (c->context - STEPS) + step, 1};
+            segments[k] =
+                (struct rig_segment){slot, slot * slot * 37 % (c->context - STEPS) + step, 1};
         }
-        rig_step(&many, RIG_DEVICE, runs, n, 9);
+        rig_step(&many, RIG_DEVICE, segments, n, 9);
         for (uint32_t k = 0; k < n; k++) {
-            if (differs_alone(&one, &many, runs[k], k, 9) && differing++ == 0)
+            if (differs_alone(&one, &many, segments[k], k, 9) && differing++ == 0)
                 test_fail(__FILE__, __LINE__,
                           "heads of %u, %u sequences: row %u, position %u has other bits alone",
-                          c->width, n, k, runs[k].first_position);
+                          c->width, n, k, segments[k].first_position);
         }
     }
     rig_end(&many);
@@ -717,7 +720,7 @@ void check_experts(struct rig *many, struct rig *one, const struct experts_case 
     uint32_t step = n > 16 ? 7 : 1;
     bool has_cpu = n <= 70;
     for (int b = has_cpu ? RIG_CPU : RIG_DEVICE; b < RIG_BACKENDS; b++)
-        rig_step(many, b, &(struct run){0, 0, n}, 1, 5);
+        rig_step(many, b, &(struct rig_segment){0, 0, n}, 1, 5);
     for (uint32_t row = (n - 1) % step; row < n; row += step) {
         const float *device = rig_output(many, RIG_DEVICE, 0, row);
         if (has_cpu) {
@@ -727,7 +730,7 @@ void check_experts(struct rig *many, struct rig *one, const struct experts_case 
             EXPECT_NEAR(rig_distance(rig_output(many, RIG_CPU, 0, row), device, c->width), 0,
                         INT8_BOUND);
         }
-        rig_step(one, RIG_DEVICE, &(struct run){0, row, 1}, 1, 5);
+        rig_step(one, RIG_DEVICE, &(struct rig_segment){0, row, 1}, 1, 5);
         if (memcmp(rig_output(one, RIG_DEVICE, 0, 0), device, c->width * sizeof(float)) != 0)
             test_fail(__FILE__, __LINE__,
                       "width %u, %u of %u experts: row %u of %u has other bits alone", c->width,

@@ -61,16 +61,16 @@ void check_project_shapes(const struct project_shapes *all);
 /* Widths without whole groups of 32, f32 throughout. */
 void check_project_odd_widths(void);
 /* Whether row `row` of the last step of `many` has other bits in a step of its own. */
-bool differs_alone(struct rig *one, struct rig *many, struct run own, uint32_t row,
+bool differs_alone(struct rig *one, struct rig *many, struct rig_segment own, uint32_t row,
                    uint64_t token_seed);
 /* A product of many rows: some of them, alone, have the same bits. */
 void check_some_rows(const struct project_case *wide, uint64_t seed, uint32_t n_rows);
 void build_delta(struct rig *r, const struct delta_case *c, uint32_t slots, uint64_t seed);
-void step_both(struct rig *r, const struct run *runs, uint32_t n);
+void step_both(struct rig *r, const struct rig_segment *segments, uint32_t n);
 /* The first output of every row, against the CPU's. */
 void check_rows(struct rig *r, size_t i, uint32_t step, uint32_t rows, double bound);
 double state_distance(struct rig *r);
-/* Steps of up to three sequences, each with a run of its own length, and STATE after them. */
+/* Steps of up to three sequences, each with a segment of its own length, and STATE after them. */
 void check_delta(const struct delta_case *c, uint64_t seed);
 void *read_state(struct rig *r);
 /* Whether both devices' STATE, of one size, has the same bits. */
@@ -107,6 +107,7 @@ void build_experts(struct rig *r, const struct experts_case *c, uint32_t rows, u
  * others; and up to 70 rows against the CPU. Of many rows every seventh, and the last. */
 void check_experts(struct rig *many, struct rig *one, const struct experts_case *c, uint32_t n);
 /* Segments of random lengths, rows that generate among them, as long as the first slot has room. */
-uint32_t random_runs(struct rig *r, const struct attend_case *c, uint32_t at[3], struct run *runs);
+uint32_t random_segments(struct rig *r, const struct attend_case *c, uint32_t at[3],
+                         struct rig_segment *segments);
 
 #endif

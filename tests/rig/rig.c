@@ -140,28 +140,29 @@ void rig_end(struct rig *r) {
 
 /* ---- steps -------------------------------------------------------------------------------- */
 
-static void fill_step(struct rig *r, int backend, const struct run *runs, uint32_t n_runs,
-                      uint64_t token_seed) {
+static void fill_step(struct rig *r, int backend, const struct rig_segment *segments,
+                      uint32_t n_segments, uint64_t token_seed) {
     static uint64_t step;
     uint8_t *io = rig_kinds[backend]->io(r->b[backend]);
     struct io_header *header = (struct io_header *)io;
     struct io_row *rows = (struct io_row *)(io + r->plan->io.rows);
-    struct io_segment *segments = (struct io_segment *)(io + r->plan->io.segments);
+    struct io_segment *io_segments = (struct io_segment *)(io + r->plan->io.segments);
     struct io_output *outputs = (struct io_output *)(io + r->plan->io.outputs);
     *header = (struct io_header){.step = ++step};
-    for (uint32_t s = 0; s < n_runs; s++) {
-        segments[s] = (struct io_segment){.cell = runs[s].slot,
-                                          .first_row = header->n_rows,
-                                          .n_rows = runs[s].n_rows,
-                                          .first_position = runs[s].first_position};
-        for (uint32_t i = 0; i < runs[s].n_rows; i++) {
-            uint32_t position = runs[s].first_position + i, row = header->n_rows++;
-            uint64_t token = mix(token_seed ^ mix(runs[s].slot + 1000003ull * position));
-            rows[row] = (struct io_row){(int32_t)(token % r->n_tokens), position, runs[s].slot, s};
+    for (uint32_t s = 0; s < n_segments; s++) {
+        io_segments[s] = (struct io_segment){.cell = segments[s].slot,
+                                             .first_row = header->n_rows,
+                                             .n_rows = segments[s].n_rows,
+                                             .first_position = segments[s].first_position};
+        for (uint32_t i = 0; i < segments[s].n_rows; i++) {
+            uint32_t position = segments[s].first_position + i, row = header->n_rows++;
+            uint64_t token = mix(token_seed ^ mix(segments[s].slot + 1000003ull * position));
+            rows[row] =
+                (struct io_row){(int32_t)(token % r->n_tokens), position, segments[s].slot, s};
             outputs[row] = (struct io_output){.row = row, .repeat_penalty = 1, .top_p = 1};
         }
     }
-    header->n_segments = n_runs;
+    header->n_segments = n_segments;
     header->n_outputs = header->n_rows;
     update_in_place(io, r->plan);
 }
@@ -175,26 +176,28 @@ static void submit_step(struct rig *r, int backend) {
         test_fail(__FILE__, __LINE__, "%s: %s", rig_kinds[backend]->name, err.text);
 }
 
-void rig_step(struct rig *r, int backend, const struct run *runs, uint32_t n_runs,
+void rig_step(struct rig *r, int backend, const struct rig_segment *segments, uint32_t n_segments,
               uint64_t token_seed) {
-    fill_step(r, backend, runs, n_runs, token_seed);
+    fill_step(r, backend, segments, n_segments, token_seed);
     submit_step(r, backend);
 }
 
-void rig_step_to(struct rig *r, int backend, const struct run *run, const uint32_t *to,
+void rig_step_to(struct rig *r, int backend, const struct rig_segment *segment, const uint32_t *to,
                  uint64_t token_seed) {
-    fill_step(r, backend, run, 1, token_seed);
-    memcpy(rig_kinds[backend]->io(r->b[backend]) + r->plan->io.to, to, run->n_rows * sizeof *to);
+    fill_step(r, backend, segment, 1, token_seed);
+    memcpy(rig_kinds[backend]->io(r->b[backend]) + r->plan->io.to, to,
+           segment->n_rows * sizeof *to);
     submit_step(r, backend);
 }
 
-void rig_step_cells(struct rig *r, int backend, const struct run *runs, uint32_t n_runs,
-                    const uint32_t *cells, const uint32_t *to, uint64_t token_seed) {
+void rig_step_cells(struct rig *r, int backend, const struct rig_segment *segments,
+                    uint32_t n_segments, const uint32_t *cells, const uint32_t *to,
+                    uint64_t token_seed) {
     uint8_t *io = rig_kinds[backend]->io(r->b[backend]);
-    struct io_segment *segments = (struct io_segment *)(io + r->plan->io.segments);
-    fill_step(r, backend, runs, n_runs, token_seed);
-    for (uint32_t i = 0; i < n_runs; i++)
-        segments[i].cell = cells[i];
+    struct io_segment *io_segments = (struct io_segment *)(io + r->plan->io.segments);
+    fill_step(r, backend, segments, n_segments, token_seed);
+    for (uint32_t i = 0; i < n_segments; i++)
+        io_segments[i].cell = cells[i];
     memcpy(io + r->plan->io.to, to, ((struct io_header *)io)->n_rows * sizeof *to);
     submit_step(r, backend);
 }

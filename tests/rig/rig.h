@@ -49,20 +49,21 @@ struct operand rig_rows(struct rig *r, uint32_t width, float size);
 int rig_add(struct rig *r, const struct op *op);
 void rig_tap(struct rig *r, uint32_t number, struct operand x);
 
-/* One run of rows of one sequence, whose state is in the cell of its slot's number. */
-struct run {
+/* Rows of one sequence, whose state is in the cell of its slot's number: as an io_segment. */
+struct rig_segment {
     uint32_t slot, first_position, n_rows;
 };
 /* The same step on one backend; every row is an output. Tokens are random but for a given step. */
-void rig_step(struct rig *r, int backend, const struct run *runs, uint32_t n_runs,
+void rig_step(struct rig *r, int backend, const struct rig_segment *segments, uint32_t n_segments,
               uint64_t token_seed);
-/* A step of one run, of which row i stores its state to cell to[i]. */
-void rig_step_to(struct rig *r, int backend, const struct run *run, const uint32_t *to,
+/* A step of one segment, of which row i stores its state to cell to[i]. */
+void rig_step_to(struct rig *r, int backend, const struct rig_segment *segment, const uint32_t *to,
                  uint64_t token_seed);
-/* A step of several runs, of which run i begins with the state of cells[i] and row k stores its own
- * to to[k]. */
-void rig_step_cells(struct rig *r, int backend, const struct run *runs, uint32_t n_runs,
-                    const uint32_t *cells, const uint32_t *to, uint64_t token_seed);
+/* A step of several segments, of which segment i begins with the state of cells[i] and row k stores
+ * its own to to[k]. */
+void rig_step_cells(struct rig *r, int backend, const struct rig_segment *segments,
+                    uint32_t n_segments, const uint32_t *cells, const uint32_t *to,
+                    uint64_t token_seed);
 const float *rig_output(struct rig *r, int backend, uint32_t tap, uint32_t row);
 
 /* The largest difference of n values, in units of their root mean square (of the first). */

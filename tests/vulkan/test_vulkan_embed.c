@@ -31,9 +31,9 @@ static void check_embed(enum dtype type, uint32_t width, bool has_norm) {
     rig_add(&r, &tap);
     bool is_open = rig_open(&r);
     for (uint32_t n = 1; is_open && n <= 5; n += 4) {
-        const struct run run = {1, 900, n};
-        rig_step(&r, RIG_CPU, &run, 1, 7);
-        rig_step(&r, RIG_DEVICE, &run, 1, 7);
+        const struct rig_segment segment = {1, 900, n};
+        rig_step(&r, RIG_CPU, &segment, 1, 7);
+        rig_step(&r, RIG_DEVICE, &segment, 1, 7);
         for (uint32_t row = 0; row < n; row++) {
             EXPECT_NEAR(rig_distance(rig_output(&r, RIG_CPU, 0, row),
                                      rig_output(&r, RIG_DEVICE, 0, row), width),

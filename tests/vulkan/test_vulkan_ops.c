@@ -232,7 +232,7 @@ static double attend_distance(const struct attend_case *c, float times, uint64_t
     if (rig_open(&r)) {
         deal_pages(&r, &pages);
         for (uint32_t at = 0; at < c->context; at += c->rows) {
-            step_both(&r, &(struct run){0, at, c->rows}, 1);
+            step_both(&r, &(struct rig_segment){0, at, c->rows}, 1);
             for (uint32_t row = 0; row < c->rows; row++)
                 sum += rig_distance(rig_output(&r, RIG_CPU, 0, row),
                                     rig_output(&r, RIG_DEVICE, 0, row), r.options.tap_width);
