@@ -15,8 +15,8 @@
 #include "cmd/output.h"
 #include "engine/engine.h"
 
-/* A tensor of blocks, by its place in WEIGHTS. */
-struct place {
+/* A tensor of blocks, by its offset in WEIGHTS. */
+struct counted {
     uint64_t offset;
     uint64_t width;
     struct imatrix_entry *entry;
@@ -30,14 +30,14 @@ struct collector {
     sluice_engine *engine;
     struct ids ids;
     struct imatrix matrix;
-    struct place *places; /* (matrix.n_entries), ascending */
+    struct counted *counted; /* (matrix.n_entries), ascending */
     struct err err;
 };
 
 /* ---- collecting --------------------------------------------------------------------------- */
 
-static int compare_places(const void *a, const void *b) {
-    const struct place *x = a, *y = b;
+static int compare_offsets(const void *a, const void *b) {
+    const struct counted *x = a, *y = b;
     return (x->offset > y->offset) - (x->offset < y->offset);
 }
 
@@ -46,9 +46,9 @@ static int compare_places(const void *a, const void *b) {
 static void add_rows(void *user, const struct operand *weight, uint32_t matrix, const float *x,
                      uint32_t n) {
     struct collector *c = user;
-    struct place key = {.offset = weight->offset};
-    const struct place *p =
-        bsearch(&key, c->places, c->matrix.n_entries, sizeof *p, compare_places);
+    struct counted key = {.offset = weight->offset};
+    const struct counted *p =
+        bsearch(&key, c->counted, c->matrix.n_entries, sizeof *p, compare_offsets);
     if (!p || weight->dims[0] != p->width || matrix >= p->entry->n_counts)
         return;
     float *sums = p->entry->sums + matrix * p->width;
@@ -70,8 +70,8 @@ static int make_entries(struct collector *c) {
         return err_set(&c->err, SLUICE_ERR_UNSUPPORTED,
                        "%s is a folder, expected a GGUF file (sluice convert makes one)", m->path);
     to->entries = arena_array(&to->arena, m->file->n_tensors + 1, sizeof *to->entries);
-    c->places = arena_array(&to->arena, m->file->n_tensors + 1, sizeof *c->places);
-    for (uint32_t i = 0; to->entries && c->places && i < m->file->n_tensors; i++) {
+    c->counted = arena_array(&to->arena, m->file->n_tensors + 1, sizeof *c->counted);
+    for (uint32_t i = 0; to->entries && c->counted && i < m->file->n_tensors; i++) {
         const struct tensor *t = &m->file->tensors[i];
         if (!is_counted(t))
             continue;
@@ -84,12 +84,12 @@ static int make_entries(struct collector *c) {
             .counts = arena_array(&to->arena, t->dims[2], sizeof *e->counts)};
         if (!e->sums || !e->counts)
             return err_memory(&c->err, "the importance matrix");
-        c->places[to->n_entries++] =
-            (struct place){weights_read_offset(m->weights, t), t->dims[0], e};
+        c->counted[to->n_entries++] =
+            (struct counted){weights_read_offset(m->weights, t), t->dims[0], e};
     }
-    if (!to->entries || !c->places)
+    if (!to->entries || !c->counted)
         return err_memory(&c->err, "the importance matrix");
-    qsort(c->places, to->n_entries, sizeof *c->places, compare_places);
+    qsort(c->counted, to->n_entries, sizeof *c->counted, compare_offsets);
     return SLUICE_OK;
 }
 

@@ -13,7 +13,7 @@ enum { FIRST_PLAIN = 0x20, PLAIN_END = 0xF5 }; /* bytes that begin a plain chara
 /* ---- one plain character ------------------------------------------------------------------ */
 
 /* Where characters that lead to `a` and to `b` lead; DFA_UNKNOWN: there are none of these. */
-static uint32_t same_place(uint32_t a, uint32_t b) {
+static uint32_t same_state(uint32_t a, uint32_t b) {
     return a == DFA_UNKNOWN || a == b ? b : PLAIN_DIFFERS;
 }
 
@@ -30,7 +30,7 @@ static uint32_t after_bytes(struct dfa *d, uint32_t state, uint8_t low, uint8_t 
             next = n == 1 && next & DFA_ONLY_ENDS ? PLAIN_ENDS : PLAIN_DIFFERS;
         else if (next != DFA_DEAD && n > 1)
             next = after_bytes(d, next, 0x80, 0xBF, n - 1);
-        all = same_place(all, next);
+        all = same_state(all, next);
     }
     return all;
 }
@@ -54,9 +54,9 @@ uint32_t dfa_after_plain(struct dfa *d, uint32_t state) {
     if (all != DFA_UNKNOWN)
         return all;
     for (uint32_t b = FIRST_PLAIN; b < PLAIN_END && all != PLAIN_DIFFERS; b++) {
-        uint32_t place = after_first_byte(d, state, (uint8_t)b);
-        if (place != DFA_UNKNOWN)
-            all = same_place(all, place);
+        uint32_t next = after_first_byte(d, state, (uint8_t)b);
+        if (next != DFA_UNKNOWN)
+            all = same_state(all, next);
     }
     if (!dfa_is_cut(d))
         d->states[state].after_plain = all;
@@ -85,7 +85,7 @@ static const struct edge *only_edge(const struct nodes *nodes, uint32_t node) {
     return nodes->first[node + 1] == first + 1 ? &nodes->edges[first] : NULL;
 }
 
-/* Whether two threads at the same place, in loops, differ by one round alone: a's edge is *loop. */
+/* Whether two threads at the same pc, in loops, differ by one round alone: a's edge is *loop. */
 static bool is_next_round(const struct nodes *nodes, struct thread a, struct thread b,
                           struct edge *loop) {
     const struct edge *e = only_edge(nodes, a.node), *f = only_edge(nodes, b.node);

@@ -1,8 +1,8 @@
 /* program.h - a grammar compiled: instructions of an automaton over bytes, with a stack.
  *
- * A thread of the automaton is a place (an instruction that reads a byte) and what follows when the
- * rule or loop it is in ends (threads.h). Several threads are alive where the text so far can be
- * read in several ways.
+ * A thread of the automaton is a position (pc: an instruction that reads a byte) and what follows
+ * when the rule or loop it is in ends (threads.h). Several threads are alive where the text so far
+ * can be read in several ways.
  *
  * A counted repetition is a number beside a thread, not so many copies: {0,100000} costs what *
  * does.

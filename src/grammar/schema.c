@@ -28,7 +28,7 @@ struct ref {
 static const struct expr *compile(struct schema *s, const json_t *schema);
 static const struct expr *compile_flat(struct schema *s, const json_t *flat);
 
-/* ---- failures and places ------------------------------------------------------------------ */
+/* ---- failures and paths ------------------------------------------------------------------- */
 
 const struct expr *schema_fail(struct schema *s, int code, const char *format, ...) {
     char text[300];
@@ -42,7 +42,7 @@ const struct expr *schema_fail(struct schema *s, int code, const char *format, .
     return expr_never(s->b);
 }
 
-/* Goes down to a member; returns what `leave` needs. */
+/* Goes down to a member; returns the length of the path before, which `leave` needs. */
 static size_t enter(struct schema *s, const char *key, const char *name) {
     size_t n = strlen(s->path);
     snprintf(s->path + n, sizeof s->path - n, "/%s%s%s", key, name ? "/" : "", name ? name : "");
@@ -76,13 +76,13 @@ static const char *const known[] = {
     "$anchor", "$id", "id", "strict", "name", NULL};
 
 /* Unsupported keywords are allowed with values that change nothing. */
-static bool is_idle(const char *key, const json_t *value) {
-    static const char *const idle[] = {"uniqueItems", "not", NULL};
+static bool changes_nothing(const char *key, const json_t *value) {
+    static const char *const off[] = {"uniqueItems", "not", NULL};
     static const char *const rests[] = {"additionalItems", "unevaluatedItems",
                                         "unevaluatedProperties", NULL};
     if (is_any(key, rests))
         return json_is_boolean(value);
-    return !is_any(key, idle) || json_is_false(value);
+    return !is_any(key, off) || json_is_false(value);
 }
 
 bool schema_check(struct schema *s, const json_t *schema) {
@@ -98,7 +98,7 @@ bool schema_check(struct schema *s, const json_t *schema) {
         return false;
     json_object_foreach((json_t *)schema, key, value) {
         bool is_extension = strncmp(key, "x-", 2) == 0;
-        if (is_extension || (is_any(key, known) && is_idle(key, value)))
+        if (is_extension || (is_any(key, known) && changes_nothing(key, value)))
             continue;
         schema_fail(s, SLUICE_ERR_UNSUPPORTED, "the keyword %s is not supported", key);
         return false;
@@ -316,18 +316,18 @@ static bool read_items(struct schema *s, const json_t *flat, struct items *out) 
         !schema_count(s, flat, "maxItems", &out->max))
         return false;
     bool is_open = !prefix || out->min > out->n_prefix;
-    size_t place = enter(s, "items", NULL);
+    size_t length = enter(s, "items", NULL);
     out->rest = items ? as_rule(s, compile(s, items)) : is_open ? any_value(s) : expr_never(s->b);
-    leave(s, place);
+    leave(s, length);
     return !s->status;
 }
 
 static const struct expr *prefix_item(struct schema *s, const struct items *items, uint32_t i) {
     char name[16];
     snprintf(name, sizeof name, "%u", i);
-    size_t place = enter(s, "prefixItems", name);
+    size_t length = enter(s, "prefixItems", name);
     const struct expr *e = compile(s, json_array_get(items->prefix, i));
-    leave(s, place);
+    leave(s, length);
     return e;
 }
 
@@ -379,7 +379,7 @@ struct members {
 static void add_member(struct schema *s, struct members *m, const char *name,
                        const json_t *schema) {
     struct builder *b = s->b;
-    size_t place = enter(s, "properties", name);
+    size_t length = enter(s, "properties", name);
     uint32_t i = m->n++;
     const struct expr *text = text_literal(b, str_of(name));
     m->names[i] = str_of(name);
@@ -387,7 +387,7 @@ static void add_member(struct schema *s, struct members *m, const char *name,
     m->values[i] = schema ? as_rule(s, compile(s, schema)) : any_value(s);
     m->keys[i] =
         expr_pair(b, expr_triple(b, expr_text(b, "\""), text, expr_text(b, "\"")), colon(s));
-    leave(s, place);
+    leave(s, length);
 }
 
 /* The listed properties, then required ones that are not listed. */
@@ -468,9 +468,9 @@ static bool read_rest(struct schema *s, const json_t *flat, struct members *m) {
         key = name_key(s, names);
     else
         key = m->n ? text_other_key(s, m->names, m->n) : text_string(s);
-    size_t place = enter(s, "additionalProperties", NULL);
+    size_t length = enter(s, "additionalProperties", NULL);
     const struct expr *value = rest ? as_rule(s, compile(s, rest)) : any_value(s);
-    leave(s, place);
+    leave(s, length);
     m->rest = as_rule(s, expr_triple(s->b, key, colon(s), value));
     return !s->status;
 }
@@ -569,13 +569,13 @@ static const struct expr *write_choices(struct schema *s, const json_t *flat, co
     json_array_foreach(choices, i, each) {
         char name[16];
         snprintf(name, sizeof name, "%zu", i);
-        size_t place = enter(s, key, name);
+        size_t length = enter(s, key, name);
         flats[i] = json_object_size(rest) || strcmp(key, "oneOf") == 0
                        ? schema_merge(s, rest, schema_flatten(s, each))
                        : NULL;
         expr_push(s->b, &list,
                   json_object_size(rest) ? compile_flat(s, flats[i]) : compile(s, each));
-        leave(s, place);
+        leave(s, length);
         if (s->status)
             return expr_never(s->b);
     }

@@ -1,6 +1,7 @@
-/* threads.c - settling (epsilon closure): from places that read nothing to those that read a byte.
+/* threads.c - settling (epsilon closure): from positions that read nothing to those that read a
+ * byte.
  *
- * (1) In one round of settling, from thread_set_clear on, a place with a node is visited once.
+ * (1) In one round of settling, from thread_set_clear on, a position with a node is visited once.
  * (2) A round of a loop that has read nothing is not counted: the loop's body may be empty then, it
  *     needs no rounds, and being at fewer rounds allows all that being at more does. The loop's
  *     node is fresh in such a round, and in no other.
@@ -27,8 +28,8 @@ struct fresh_edge {
     uint32_t previous;
 };
 
-/* What was seen in this round: a place with a node (pc, node, NONE, 0), the fresh node of a rule or
- * a loop (pc of it, is_loop, NONE, 1), or a loop's edge (pc, below, fresh node, rounds). */
+/* What was seen in this round: a position with a node (pc, node, NONE, 0), the fresh node of a rule
+ * or a loop (pc of it, is_loop, NONE, 1), or a loop's edge (pc, below, fresh node, rounds). */
 struct seen {
     uint32_t key[4];
     uint32_t value, stamp;
@@ -283,7 +284,7 @@ static struct seen *see(struct thread_set *s, struct nodes *nodes, const uint32_
     return slot;
 }
 
-/* Queues a place, unless it was visited. */
+/* Queues a position with its node, unless it was visited. */
 static bool visit(struct thread_set *s, struct nodes *nodes, uint32_t pc, uint32_t node) {
     bool is_new;
     if (!see(s, nodes, (uint32_t[]){pc, node, NONE, 0}, &is_new))

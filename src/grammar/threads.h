@@ -1,11 +1,12 @@
 /* threads.h - threads of a program: sets of them, and what follows them.
  *
- * A thread is a place and a node: nodes form a graph-structured stack. A node says what follows
- * when the rule or loop that the place is in has ended: one edge for each way to continue, a place
- * and the node after that. A rule that several callers call at the same byte of the text is run
- * once, with a node that has an edge for each caller; so is the body of a loop that is entered
- * after different numbers of rounds. So the number of threads is bounded by places and nodes, not
- * by the ways to read the text, of which an ambiguous grammar may have exponentially many.
+ * A thread is a position in the program (pc) and a node: nodes form a graph-structured stack. A
+ * node says what follows when the rule or loop of that position has ended: one edge for each way to
+ * continue, a position and the node after that. A rule that several callers call at the same byte
+ * of the text is run once, with a node that has an edge for each caller; so is the body of a loop
+ * that is entered after different numbers of rounds. So the number of threads is bounded by
+ * positions and nodes, not by the ways to read the text, of which an ambiguous grammar may have
+ * exponentially many.
  *
  * While a set is settled (its epsilon closure is computed) its new nodes are fresh, and edges are
  * added to them. thread_set_finish turns them into nodes, equal ones into the same node: so threads
@@ -101,7 +102,7 @@ bool thread_set_begin(struct thread_set *s);
 void thread_set_free(struct thread_set *s);
 
 /* All of these are false after a fault. thread_set_clear begins a set; all that is added to it
- * belongs to one place in the text. */
+ * belongs to one position of the text. */
 void thread_set_clear(struct thread_set *s);
 /* Adds all threads that read a byte and are reached from here without reading one. */
 bool thread_set_add(struct thread_set *s, const struct program *p, struct nodes *nodes, uint32_t pc,

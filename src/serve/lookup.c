@@ -2,9 +2,9 @@
  *
  * In: the tokens of a text, as it grows.  Out: guesses of what follows.
  *
- * (1) Every place of the text but the last that has three tokens before it is in the index: in the
- *     list of the bucket of their hash, newest first.
- * (2) Buckets are not verified: what is found is compared token by token. */
+ * (1) Every position of the text but the last that has three tokens before it is in the index: in
+ * the list of the bucket of their hash, newest first. (2) Buckets are not verified: what is found
+ * is compared token by token. */
 #include "serve/lookup.h"
 
 #include <string.h>
@@ -12,9 +12,9 @@
 #include "base/size.h"
 
 enum {
-    MIN_MATCH = 3, /* tokens in common: fewer are right too seldom */
-    LONGEST = 32,  /* that are compared */
-    PLACES = 16,   /* per bucket that are compared */
+    MIN_MATCH = 3,  /* tokens in common: fewer are right too seldom */
+    LONGEST = 32,   /* that are compared */
+    MAX_TRIED = 16, /* positions of a bucket that are compared */
 };
 
 /* ---- the index ---------------------------------------------------------------------------- */
@@ -45,7 +45,7 @@ static uint32_t *bucket_of(const struct lookup *l, const int32_t *at) {
     return &l->newest[x >> 33 & (l->n_buckets - 1)];
 }
 
-/* Adds all places before the last of n tokens to the index. */
+/* Adds all positions before the last of n tokens to the index. */
 static void extend(struct lookup *l, const int32_t *tokens, uint32_t n) {
     for (l->n = max_u32(l->n, MIN_MATCH); l->n < n; l->n++) {
         uint32_t *bucket = bucket_of(l, tokens + l->n);
@@ -62,11 +62,11 @@ static uint32_t common(const int32_t *tokens, uint32_t a, uint32_t b) {
     return n;
 }
 
-/* The place with the longest match of the text's last tokens before it, the newest of several; 0:
- * none. */
+/* The position with the longest match of the text's last tokens before it, the newest of several;
+ * 0: none. */
 static uint32_t find(const struct lookup *l, const int32_t *tokens, uint32_t n) {
     uint32_t best = 0, longest = MIN_MATCH - 1, at = *bucket_of(l, tokens + n);
-    for (uint32_t i = 0; i < PLACES && at && longest < LONGEST; i++, at = l->previous[at - 1]) {
+    for (uint32_t i = 0; i < MAX_TRIED && at && longest < LONGEST; i++, at = l->previous[at - 1]) {
         uint32_t same = common(tokens, n, at - 1);
         if (same > longest) {
             longest = same;

@@ -2,8 +2,8 @@
  * will probably follow them again.
  *
  * A lookup is an index over one text, prompt and answer. A draft is what came after the longest and
- * newest earlier place whose tokens are the text's last three or more. How many tokens of it are
- * worth a row is decided by pace.h. Guesses that were not drafted are checked, too.
+ * newest earlier position whose preceding tokens are the text's last three or more. How many tokens
+ * of it are worth a row is decided by pace.h. Guesses that were not drafted are checked, too.
  *
  * Nothing is allocated: the caller provides a lookup's memory.
  *
@@ -20,8 +20,9 @@
 enum { LOOKUP_MAX = 32 }; /* tokens of a draft */
 
 struct lookup {
-    uint32_t *newest; /* (buckets) by the hash of three tokens: 1 + the place after them; 0: none */
-    uint32_t *previous; /* (capacity) by such a place: the one before it, in the same bucket */
+    /* (buckets) by the hash of three tokens: 1 + the position after them; 0: none */
+    uint32_t *newest;
+    uint32_t *previous; /* (capacity) by such a position: the one before it, in the same bucket */
     uint32_t n_buckets; /* a power of two */
     uint32_t n;         /* tokens that are in the index */
     int32_t guess[LOOKUP_MAX]; /* of the tokens after the first guess_at */

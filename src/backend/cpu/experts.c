@@ -52,8 +52,8 @@ void cpu_route(struct cpu_step *s) {
 
 /* ---- pairs -------------------------------------------------------------------------------- */
 
-/* b->list: starts[experts + 2], then the pairs (row * (used + 1) + choice's place) by expert; the
- * shared expert is the last. */
+/* b->list: starts[experts + 2], then the pairs (row * (used + 1) + j, for choice j of a row) by
+ * expert; the shared expert is the last. */
 struct pairs {
     uint32_t *starts, *pair;
     uint32_t experts, per_row;
@@ -82,7 +82,7 @@ static void sort_pairs(struct cpu_step *s, const struct operand *choice, struct 
         /* From the back, so that `starts[e + 1]` walks down to where e + 1 begins ... */
         p->pair[--p->starts[ids[i] + 1]] = i;
     }
-    /* ... and every start has moved one place up: put them back. */
+    /* ... and every start has moved one up: put them back. */
     for (uint32_t e = 0; e <= p->experts; e++)
         p->starts[e] = p->starts[e + 1];
     p->starts[p->experts + 1] = has_shared ? n : n - s->io->n_rows;
@@ -123,8 +123,8 @@ static void run_expert_in(struct cpu_step *s, const struct op_experts_in *e, con
         gate->kernel->run(matrix_of(gate, matrix), f, count, &acts, a, count);
         up->kernel->run(matrix_of(up, matrix), f, count, &acts, b, count);
         for (uint32_t i = 0; i < n; i++) {
-            uint32_t pair = p->pair[first + i], row = pair / p->per_row, place = pair % p->per_row;
-            row_swiglu(row_of(s, &e->hidden, row) + (uint64_t)place * e->gate.dims[1] + f,
+            uint32_t pair = p->pair[first + i], row = pair / p->per_row, j = pair % p->per_row;
+            row_swiglu(row_of(s, &e->hidden, row) + (uint64_t)j * e->gate.dims[1] + f,
                        a + (uint64_t)i * count, b + (uint64_t)i * count, count);
         }
     }
@@ -206,9 +206,8 @@ static void run_expert_out(struct cpu_step *s, const struct op_experts_out *e,
 static void gather_hidden(struct cpu_step *s, const struct op_experts_out *e, const struct pairs *p,
                           uint32_t i) {
     struct hidden_row to = hidden_row(s, e, p, i);
-    uint32_t row = p->pair[i] / p->per_row, place = p->pair[i] % p->per_row;
-    memcpy(to.x, row_of(s, &e->hidden, row) + (uint64_t)place * e->down.dims[0],
-           to.k * sizeof *to.x);
+    uint32_t row = p->pair[i] / p->per_row, j = p->pair[i] % p->per_row;
+    memcpy(to.x, row_of(s, &e->hidden, row) + (uint64_t)j * e->down.dims[0], to.k * sizeof *to.x);
     if (!to.down->kernel->is_f32)
         act_groups(to.x, to.k, s->op->act_group, to.groups);
 }
@@ -234,9 +233,9 @@ void cpu_experts_out(struct cpu_step *s) {
     struct share columns = share_of(s, width, LANES);
     uint32_t n = columns.end - columns.begin;
     const float *weight = at(s, &e->weight);
-    for (uint32_t place = 0; n && place < p.per_row; place++)
+    for (uint32_t j = 0; n && j < p.per_row; j++)
         for (uint32_t i = 0; i < p.starts[p.experts + 1]; i++) {
-            if (p.pair[i] % p.per_row != place)
+            if (p.pair[i] % p.per_row != j)
                 continue;
             uint32_t row = p.pair[i] / p.per_row;
             row_mix(row_of(s, &e->x, row) + columns.begin, 1,
