@@ -1,11 +1,11 @@
 /* ask.c - what a client asks for, in whichever API: the model, and the fields of a request. */
-#include "serve/ask.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#include "serve/ask_internal.h"
 
 /* ---- the model ---------------------------------------------------------------------------- */
 
@@ -290,8 +290,8 @@ static void set_format(struct ask *ask, struct format **format, struct fields *f
                       err.text); /* a grammar's says so itself */
 }
 
-static void set_schema(struct ask *ask, struct format **format, struct fields *f, const char *name,
-                       const struct ask_model *m, const json_t *schema) {
+void ask_set_format_schema(struct ask *ask, struct format **format, struct fields *f,
+                           const char *name, const struct ask_model *m, const json_t *schema) {
     char *text = schema ? json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY) : strdup("");
     if (text)
         set_format(ask, format, f, m,
@@ -303,7 +303,7 @@ static void set_schema(struct ask *ask, struct format **format, struct fields *f
 
 void ask_set_schema(struct ask *ask, struct fields *f, const char *name, const struct ask_model *m,
                     const json_t *schema) {
-    set_schema(ask, &ask->format, f, name, m, schema);
+    ask_set_format_schema(ask, &ask->format, f, name, m, schema);
 }
 
 void ask_read_format(struct ask *ask, struct fields *f, const struct ask_model *m) {
@@ -335,77 +335,6 @@ void ask_read_format(struct ask *ask, struct fields *f, const struct ask_model *
                       type ? type : "");
 }
 
-/* Every "$ref": "#..." becomes BASE...; false: there is none. */
-static bool move_refs(json_t *schema, const char *base) {
-    const char *key;
-    json_t *value;
-    size_t i;
-    bool has_refs = false;
-    json_array_foreach(schema, i, value) has_refs |= move_refs(value, base);
-    json_object_foreach(schema, key, value) {
-        const char *ref = strcmp(key, "$ref") == 0 ? json_string_value(value) : NULL;
-        if (ref && ref[0] == '#')
-            json_object_set_new(schema, key, json_sprintf("%s%s", base, ref + 1));
-        has_refs |= ref || move_refs(value, base);
-    }
-    return has_refs;
-}
-
-/* A tool's parameters as part of another schema: those with references to themselves ($defs) are
- * copied into its definitions. */
-static json_t *parameters_of(const json_t *function, size_t number, json_t *definitions) {
-    json_t *parameters = json_deep_copy(json_object_get(function, "parameters"));
-    char name[24], base[40];
-    snprintf(name, sizeof name, "%zu", number);
-    snprintf(base, sizeof base, "#/$defs/%s", name);
-    if (json_object_size(parameters) == 0) {
-        json_decref(parameters);
-        return json_pack("{s:s}", "type", "object");
-    }
-    if (!move_refs(parameters, base))
-        return parameters;
-    json_object_set_new(definitions, name, parameters);
-    return json_pack("{s:s}", "$ref", base);
-}
-
-/* {"name": NAME, "arguments": its parameters} of the tools that may be called. */
-static json_t *call_schemas(const struct ask *ask, const char *name, json_t *definitions) {
-    json_t *out = json_array(), *tool;
-    size_t i;
-    json_array_foreach(ask_callable(ask), i, tool) {
-        const json_t *function = json_object_get(tool, "function");
-        json_t *its = json_object_get(function, "name");
-        if (name && strcmp(json_string_value(its), name) != 0)
-            continue;
-        json_array_append_new(out,
-                              json_pack("{s:s, s:{s:{s:O}, s:o}, s:[s, s], s:b}", "type", "object",
-                                        "properties", "name", "const", its, "arguments",
-                                        parameters_of(function, i, definitions), "required", "name",
-                                        "arguments", "additionalProperties", 0));
-    }
-    return out;
-}
-
-/* One of the schemas, in groups: an anyOf has up to 64. Takes them. */
-static json_t *any_of(json_t *schemas) {
-    enum { GROUP = 64 };
-    while (json_array_size(schemas) > GROUP) {
-        json_t *groups = json_array(), *schema;
-        size_t i;
-        json_array_foreach(schemas, i, schema) {
-            if (i % GROUP == 0)
-                json_array_append_new(groups, json_pack("{s:[]}", "anyOf"));
-            json_array_append(json_object_get(json_array_get(groups, i / GROUP), "anyOf"), schema);
-        }
-        json_decref(schemas);
-        schemas = groups;
-    }
-    json_t *one = json_array_size(schemas) == 1 ? json_incref(json_array_get(schemas, 0))
-                                                : json_pack("{s:O}", "anyOf", schemas);
-    json_decref(schemas);
-    return one;
-}
-
 void ask_set_effort(struct ask *ask, struct fields *f, const char *field, const char *name,
                     const char *word) {
     static const char *const words[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
@@ -418,68 +347,4 @@ void ask_set_effort(struct ask *ask, struct fields *f, const char *field, const 
         fields_refuse(f, field,
                       "%s is %.40s, expected %snone, minimal, low, medium, high, xhigh or max",
                       name, word, strcmp(field, "think") == 0 ? "true, false, " : "");
-}
-
-/* If the token that begins a call can be banned, the prompt still lists the tools: it stays the
- * same as in the turns before and after, and cached. */
-void ask_forbid_tools(struct ask *ask, const struct ask_model *m) {
-    ask->tool_choice = TOOLS_NONE;
-    ask->hides_tools = m->tool_call < 0 || ask->sampling.n_biases == SLUICE_MAX_BIASES;
-    if (!ask->hides_tools)
-        ask->biases[ask->sampling.n_biases++] = (struct sluice_bias){m->tool_call, -INFINITY};
-}
-
-static const char *name_of_tool(const json_t *tool) {
-    const json_t *function = json_object_get(tool, "function");
-    return json_text_of(function ? function : tool, "name");
-}
-
-const json_t *ask_callable(const struct ask *ask) {
-    return ask->allowed ? ask->allowed : ask->tools;
-}
-
-/* By hash: there may be as many tools as fit a request, and as many that are allowed. */
-void ask_allow_tools(struct ask *ask, struct fields *f, const json_t *allowed) {
-    json_t *names = json_object(), *kept = json_array(), *tool;
-    const json_t *one;
-    size_t i;
-    json_array_foreach(ask->tools, i, tool)
-        json_object_set_new(names, name_of_tool(tool), json_false());
-    json_array_foreach(allowed, i, one) {
-        const char *name = name_of_tool(one);
-        if (name && json_object_get(names, name))
-            json_object_set_new(names, name, json_true());
-        else
-            fields_refuse(f, "tool_choice",
-                          "tool_choice allows %.80s, which is not among the tools",
-                          name ? name : json_kind(one));
-    }
-    json_array_foreach(ask->tools, i, tool) {
-        if (json_is_true(json_object_get(names, name_of_tool(tool))))
-            json_array_append(kept, tool);
-    }
-    json_decref(names);
-    if (json_array_size(kept) == 0)
-        fields_refuse(f, "tool_choice", "tool_choice allows no tools, expected an array of them");
-    json_decref(ask->allowed);
-    ask->allowed = kept;
-}
-
-void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model *m,
-                      const char *name) {
-    json_t *definitions = json_object(), *schemas = call_schemas(ask, name, definitions);
-    size_t n = json_array_size(schemas);
-    if (!ask->tools)
-        fields_refuse(f, "tool_choice", "tool_choice asks for a call, and tools is missing");
-    else if (n == 0)
-        fields_refuse(f, "tool_choice", "tool_choice wants %.80s, which is not among the tools",
-                      name ? name : "a tool");
-    json_t *schema = any_of(schemas);
-    if (json_object_size(definitions) > 0)
-        json_object_set(schema, "$defs", definitions);
-    if (n > 0)
-        set_schema(ask, &ask->call, f, "tool_choice", m, schema);
-    ask->is_call_begun = true;
-    json_decref(schema);
-    json_decref(definitions);
 }

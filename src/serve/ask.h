@@ -1,7 +1,8 @@
 /* ask.h - what a client asks for, in whichever API, and the tokens of its prompt.
  *
  * Each API fills a struct ask from its own JSON; from there on all are treated alike. Fields are
- * read in ask.c, messages and tools in ask_messages.c; ask_prompt.c makes tokens of them.
+ * read in ask.c, messages in ask_messages.c, tools in ask_tools.c; ask_prompt.c makes tokens of
+ * them, ask_middle.c where the text between two others is asked for.
  *
  * An ask belongs to its exchange and is used by one thread at a time. A struct ask_model is
  * read-only and shared. */

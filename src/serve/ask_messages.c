@@ -1,4 +1,4 @@
-/* ask_messages.c - the messages and tools of a request, in the form that templates take. */
+/* ask_messages.c - the messages of a request, in the form that templates take. */
 #include <stdio.h>
 #include <string.h>
 
@@ -176,28 +176,4 @@ void ask_read_messages(struct ask *ask, struct fields *f, const json_t *messages
     if (json_array_size(messages) == 0)
         fields_refuse(f, "messages", "messages is %s, expected an array with a message",
                       messages ? "empty" : "missing");
-}
-
-json_t *ask_tool(const char *name, const char *description, json_t *parameters) {
-    return json_pack("{s:s, s:{s:s*, s:s*, s:O*}}", "type", "function", "function", "name", name,
-                     "description", description, "parameters", parameters);
-}
-
-void ask_read_tools(struct ask *ask, struct fields *f, const json_t *tools) {
-    json_t *tool;
-    size_t i;
-    json_array_foreach(tools, i, tool) {
-        const json_t *function = json_object_get(tool, "function");
-        const char *name = json_text_of(function, "name"), *type = json_text_of(tool, "type");
-        if (!function && type && strcmp(type, "function") != 0) {
-            fields_refuse(f, "tools", "tools[%zu].type is %.40s, expected function", i, type);
-            return;
-        }
-        if (!name || !*name) {
-            fields_refuse(f, "tools", "tools[%zu] has no function with a name", i);
-            return;
-        }
-    }
-    if (!f->wrong && json_array_size(tools) > 0)
-        ask->tools = json_incref((json_t *)tools);
 }
