@@ -26,6 +26,8 @@ enum { TILE = 8 };
 #define V_FNMA(a, b, c) _mm256_fnmadd_ps(a, b, c)
 #define V_SET(x) _mm256_set1_ps(x)
 
+#include "backend/cpu/kernels_x86_lanes.h"
+
 /* ---- vectors --------------------------------------------------------------------------------- */
 
 INLINE __m256i ints_load(const uint8_t *p) {
@@ -123,10 +125,7 @@ INLINE int32_t quantize_half(const float *x, float inverse, int8_t *q) {
     __m128i bytes =
         _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128((__m128i *)q, bytes);
-    __m128i pairs = _mm_maddubs_epi16(_mm_set1_epi8(1), bytes);
-    __m128i four = _mm_madd_epi16(pairs, _mm_set1_epi16(1));
-    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+    return sum_bytes(bytes);
 }
 
 /* 32 values to int8; sum: of either half. */
@@ -168,27 +167,12 @@ INLINE void widen_16(bytes16 q, __m256 *to) {
     to[1] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(v, v)));
 }
 
-INLINE bytes16 look_up_16(const uint8_t *values, bytes16 nibbles) {
-    return (bytes16)_mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)values), (__m128i)nibbles);
-}
-
-INLINE float half_to_f32(uint16_t half) {
-    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
-}
-
-/* Halves are added to each other, then quarters. */
-INLINE float sum_lanes(__m256 v) {
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-}
-
 #define LANES 8
 #define F32_ACTS 2
 #define V_ZERO() _mm256_setzero_ps()
 #define V_LOAD(p) _mm256_loadu_ps(p)
 #define V_STORE(p, v) _mm256_storeu_ps(p, v)
-#define V_SUM(v) sum_lanes(v)
+#define V_SUM(v) sum_eight(v)
 #include "backend/cpu/kernels_decode.h"
 
 /* ---- attention ------------------------------------------------------------------------------- */

@@ -9,6 +9,7 @@
 #define BYTE_BIAS_LOG2 0
 #define BYTE_FLIP 0
 #include "backend/cpu/kernels_avx512.h"
+#include "backend/cpu/kernels_x86_lanes.h"
 
 /* ---- activations as int8 --------------------------------------------------------------------- */
 
@@ -27,10 +28,7 @@ INLINE void quantize_group(const float *x, float inverse, int8_t *q, int32_t *su
         __m512 y = _mm512_loadu_ps(x + 16 * h) * V_SET(inverse) + V_SET(ROUND_MAGIC);
         __m128i bytes = _mm512_cvtepi32_epi8(_mm512_castps_si512(y));
         _mm_storeu_si128((__m128i *)(q + 16 * h), bytes);
-        __m128i pairs = _mm_maddubs_epi16(_mm_set1_epi8(1), bytes);
-        __m128i four = _mm_madd_epi16(pairs, _mm_set1_epi16(1));
-        four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-        sum[h] = _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+        sum[h] = sum_bytes(bytes);
     }
 }
 
@@ -71,20 +69,9 @@ INLINE void widen_16(bytes16 q, __m512 *to) {
     to[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)q));
 }
 
-INLINE bytes16 look_up_16(const uint8_t *values, bytes16 nibbles) {
-    return (bytes16)_mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)values), (__m128i)nibbles);
-}
-
-INLINE float half_to_f32(uint16_t half) {
-    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
-}
-
-/* Halves, quarters and so on are added to each other: fixed, unlike _mm512_reduce_add_ps. */
-INLINE float sum_lanes(__m512 v) {
-    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+/* In a fixed order, unlike _mm512_reduce_add_ps. */
+INLINE float sum_sixteen(__m512 v) {
+    return sum_eight(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
 }
 
 #define LANES 16
@@ -92,7 +79,7 @@ INLINE float sum_lanes(__m512 v) {
 #define V_ZERO() _mm512_setzero_ps()
 #define V_LOAD(p) _mm512_loadu_ps(p)
 #define V_STORE(p, v) _mm512_storeu_ps(p, v)
-#define V_SUM(v) sum_lanes(v)
+#define V_SUM(v) sum_sixteen(v)
 #include "backend/cpu/kernels_decode.h"
 
 /* ---- attention ------------------------------------------------------------------------------- */
