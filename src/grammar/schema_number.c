@@ -333,10 +333,29 @@ static const struct expr *open_multiples(struct schema *s, json_int_t by) {
     return expr_either(b, some, expr_triple(b, expr_text(b, "-"), head, last));
 }
 
+/* Those of step * first to step * last that are within the limits. */
+static const struct expr *listed_multiples(struct schema *s, json_int_t step, json_int_t first,
+                                           json_int_t last, const struct decimal *low,
+                                           const struct decimal *high) {
+    struct expr_list list = {0};
+    for (json_int_t i = first; i <= last; i++) {
+        json_t *value = json_integer(i * step);
+        struct decimal d;
+        char text[40];
+        if (!value)
+            break;
+        number_write(value, text);
+        bool fits = read_decimal(value, &d) && compare(&d, low) >= low->is_open &&
+                    compare(high, &d) >= high->is_open;
+        if (fits)
+            expr_push(s->b, &list, expr_text(s->b, text));
+        json_decref(value);
+    }
+    return expr_choice(s->b, &list);
+}
+
 static const struct expr *multiples(struct schema *s, const json_t *by, const struct decimal *low,
                                     const struct decimal *high) {
-    struct builder *b = s->b;
-    struct expr_list list = {0};
     double from, to;
     if (!json_is_integer(by) || json_integer_value(by) <= 0)
         return schema_fail(s, SLUICE_ERR_UNSUPPORTED,
@@ -352,25 +371,12 @@ static const struct expr *multiples(struct schema *s, const json_t *by, const st
     to = (high->is_negative ? -1.0 : 1.0) * (double)high->whole + 1;
     json_int_t first = (json_int_t)floor(from / (double)step),
                last = (json_int_t)ceil(to / (double)step);
-    if (last - first > MAX_LISTED)
-        return step == 1 ? NULL
-                         : schema_fail(s, SLUICE_ERR_UNSUPPORTED,
-                                       "multipleOf with more than %d values between the limits",
-                                       MAX_LISTED);
-    for (json_int_t i = first; i <= last; i++) {
-        json_t *value = json_integer(i * step);
-        struct decimal d;
-        char text[40];
-        if (!value)
-            break;
-        number_write(value, text);
-        bool fits = read_decimal(value, &d) && compare(&d, low) >= low->is_open &&
-                    compare(high, &d) >= high->is_open;
-        if (fits)
-            expr_push(b, &list, expr_text(b, text));
-        json_decref(value);
-    }
-    return expr_choice(b, &list);
+    if (last - first <= MAX_LISTED)
+        return listed_multiples(s, step, first, last, low, high);
+    return step == 1
+               ? NULL
+               : schema_fail(s, SLUICE_ERR_UNSUPPORTED,
+                             "multipleOf with more than %d values between the limits", MAX_LISTED);
 }
 
 /* ---- numbers ------------------------------------------------------------------------------ */

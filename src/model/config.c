@@ -151,9 +151,9 @@ static int read_pooling(struct config *c, const struct gguf *keys, struct err *e
     return got < 0 ? got : SLUICE_OK;
 }
 
-int config_read(struct config *c, const struct gguf *keys, struct err *err) {
+static int read_arch(struct config *c, const struct gguf *keys, struct err *err) {
     struct str arch;
-    int status, got = gguf_get_str(keys, "general.architecture", &arch, err);
+    int got = gguf_get_str(keys, "general.architecture", &arch, err);
     if (got < 0)
         return got;
     if (got == 0)
@@ -165,21 +165,19 @@ int config_read(struct config *c, const struct gguf *keys, struct err *err) {
                        keys->path, STR_ARG(arch), sizeof c->arch - 1);
     memcpy(c->arch, arch.at, arch.len);
     c->arch[arch.len] = 0;
-    if ((status = refuse_unsupported(c, keys, err)) ||
-        (status = config_u32(c, keys, "block_count", MAX_LAYERS, true, &c->n_layers, err)) ||
-        (status = config_u32(c, keys, "embedding_length", 1 << 17, true, &c->hidden, err)) ||
-        (status = config_u32(c, keys, "context_length", 1u << 30, true, &c->context, err)) ||
-        (status = config_u32(c, keys, "attention.head_count", 1 << 12, true, &c->heads, err)) ||
-        (status = read_pooling(c, keys, err)) || (status = read_eps(c, keys, err)))
-        return status;
+    return SLUICE_OK;
+}
+
+/* Heads of keys and values, and how wide all heads are. */
+static int read_heads(struct config *c, const struct gguf *keys, struct err *err) {
+    int status;
     c->kv_heads = c->heads;
     c->head_width = c->hidden / c->heads;
-    uint32_t value_length = 0;
     if ((status =
              config_u32(c, keys, "attention.head_count_kv", 1 << 12, false, &c->kv_heads, err)) ||
         (status = config_u32(c, keys, "attention.key_length", 1024, false, &c->head_width, err)))
         return status;
-    value_length = c->head_width;
+    uint32_t value_length = c->head_width;
     if ((status = config_u32(c, keys, "attention.value_length", 1024, false, &value_length, err)))
         return status;
     if (c->heads % c->kv_heads != 0)
@@ -191,10 +189,22 @@ int config_read(struct config *c, const struct gguf *keys, struct err *err) {
         return err_set(err, SLUICE_ERR_UNSUPPORTED,
                        "%s: %s has heads of %u and %u values, expected an even number, twice",
                        keys->path, c->arch, c->head_width, value_length);
-    if ((status = config_width(c, keys, "attention heads", size_times(c->heads, c->head_width),
-                               &c->q_width, err)) ||
-        (status = config_width(c, keys, "KV heads", size_times(c->kv_heads, c->head_width),
-                               &c->kv_width, err)))
+    status = config_width(c, keys, "attention heads", size_times(c->heads, c->head_width),
+                          &c->q_width, err);
+    return status ? status
+                  : config_width(c, keys, "KV heads", size_times(c->kv_heads, c->head_width),
+                                 &c->kv_width, err);
+}
+
+int config_read(struct config *c, const struct gguf *keys, struct err *err) {
+    int status;
+    if ((status = read_arch(c, keys, err)) || (status = refuse_unsupported(c, keys, err)) ||
+        (status = config_u32(c, keys, "block_count", MAX_LAYERS, true, &c->n_layers, err)) ||
+        (status = config_u32(c, keys, "embedding_length", 1 << 17, true, &c->hidden, err)) ||
+        (status = config_u32(c, keys, "context_length", 1u << 30, true, &c->context, err)) ||
+        (status = config_u32(c, keys, "attention.head_count", 1 << 12, true, &c->heads, err)) ||
+        (status = read_pooling(c, keys, err)) || (status = read_eps(c, keys, err)) ||
+        (status = read_heads(c, keys, err)))
         return status;
     return read_rope(c, keys, err);
 }
