@@ -90,8 +90,8 @@ int fit_find(struct fit *f, const struct sluice_engine *e, const struct sluice_e
     int status = fit_limit(e, o, &f->free, err);
     if (status)
         return status;
-    uint64_t beside = f->free > f->total ? f->free - f->total : 0;
-    f->cache_free = e->kind->available ? memory_available() : beside;
+    uint64_t left = f->free > f->total ? f->free - f->total : 0;
+    f->cache_free = e->kind->available ? memory_available() : left;
     f->fits = fits(e, f->free);
     if (o->weights_dir && e->kind->uses_host_weights) {
         f->disk = e->predicted.disk;

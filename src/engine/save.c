@@ -42,7 +42,7 @@ static void add_tensor(struct hash *h, const uint8_t *at, uint64_t bytes) {
         hash_add(h, at + (bytes - PART) / (PARTS - 1) * i, PART);
 }
 
-/* What the bits of a state depend on beside the tensors. */
+/* What the bits of a state depend on besides the tensors. */
 static void add_constants(struct hash *h, const struct model *m) {
     const struct config *c = &m->config;
     const struct {

@@ -97,7 +97,7 @@ static int take(struct sluice_text *t, int32_t token) {
     t->buffer.len -= t->n_given;
     t->n_given = 0;
     if (t->has_stopped) {
-        /* what it held is not wanted any more */
+        /* what it held is dropped */
         t->detok = (struct detok){.t = t->detok.t, .with_control = t->detok.with_control};
         return SLUICE_OK;
     }

@@ -41,7 +41,7 @@ static int append_plain(const struct ask_model *m, struct token_list *ids, struc
     return SLUICE_OK;
 }
 
-/* What stands before a file: the model's own token and a name, or else a line. */
+/* What goes before a file: the model's own token and a name, or else a line. */
 static int append_file(const struct ask_model *m, struct token_list *ids, const struct fim *fim,
                        const char *name, struct err *err) {
     if (fim->file < 0)

@@ -66,7 +66,7 @@ static struct str trimmed(struct str s) {
     return s;
 }
 
-/* Where z stands in s from `from` on; s.len when nowhere. */
+/* Where z is in s from `from` on; s.len when nowhere. */
 static size_t find(struct str s, const char *z, size_t from) {
     if (from >= s.len)
         return s.len;

@@ -229,7 +229,7 @@ void cpu_experts_out(struct cpu_step *s) {
         if (p.starts[x + 1] > p.starts[x])
             run_expert_out(s, e, &p, x);
     barrier(s);
-    /* Where pair j of a row stands is the inverse of the sort. */
+    /* Choice by choice, so that each row adds its own in their order. */
     struct share columns = share_of(s, width, LANES);
     uint32_t n = columns.end - columns.begin;
     const float *weight = at(s, &e->weight);

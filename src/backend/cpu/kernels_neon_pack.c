@@ -137,7 +137,7 @@ INLINE void close_8(const uint8x16_t *w, uint8x16_t *to) {
 
 /* ---- tiles ----------------------------------------------------------------------------------- */
 
-/* A type's row of NEON_TYPES, and where its f16s stand in a block of the file. */
+/* A type's row of NEON_TYPES, and where its f16s are in a block of the file. */
 struct layout {
     enum dtype type;
     int groups, bits, bytes, f16s;
@@ -202,7 +202,7 @@ INLINE void pack_tiles(const struct layout *l, uint32_t k_step, const uint8_t *r
                        size_t row_bytes, uint32_t n, uint8_t *to) {
     for (uint32_t tile = 0; tile < n; tile += NEON_TILE, rows += NEON_TILE * row_bytes) {
         uint32_t present = n - tile < NEON_TILE ? n - tile : NEON_TILE;
-        _Alignas(16) uint8_t blocks[NEON_TILE][256]; /* those of the file may lie at odd places */
+        _Alignas(16) uint8_t blocks[NEON_TILE][256]; /* those of the file may be at odd addresses */
         memset(blocks, 0, sizeof blocks);
         for (size_t at = 0; at < row_bytes; at += l->file_bytes, to += size_of(l)) {
             for (uint32_t row = 0; row < present; row++)
@@ -344,7 +344,7 @@ static void pack_grid(const struct grid_layout *l, const uint8_t *rows, size_t r
     for (uint32_t tile = 0; tile < n; tile += NEON_TILE, rows += NEON_TILE * row_bytes) {
         uint32_t present = n - tile < NEON_TILE ? n - tile : NEON_TILE;
         for (size_t at = 0; at < row_bytes; at += l->file_bytes, to += grid_size_of(l)) {
-            _Alignas(16) uint8_t block[256]; /* those of the file may lie at odd places */
+            _Alignas(16) uint8_t block[256]; /* those of the file may be at odd addresses */
             memset(to, 0, grid_size_of(l));
             for (uint32_t row = 0; row < present; row++) {
                 memcpy(block, rows + row * row_bytes + at, l->file_bytes);

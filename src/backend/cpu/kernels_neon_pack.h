@@ -64,7 +64,7 @@ enum { NEON_TILE = 8 };
     X(IQ1_M,   iq1_m,    6, 1) /* qs, qh; two of 2 scale + 1, four bits each */
 /* clang-format on */
 
-/* Groups of a block, and where its parts stand in a tile's block. */
+/* Groups of a block, and where its parts are in a tile's block. */
 enum {
 #define X(TYPE, type, group, bytes)                                                                \
     NEON_GROUPS_##type = 8, NEON_ROW_##type = (group), NEON_HALF_##type = 4 * (group),             \

@@ -74,7 +74,7 @@ INLINE float32x4_t four_exponents(const uint8_t *p, int half) {
     return vreinterpretq_f32_s32(vbslq_s32(vcltq_s32(e, vdupq_n_s32(2)), small, normal));
 }
 
-/* Where half a tile's parts of a block stand. */
+/* Where half a tile's parts of a block are. */
 struct half {
     const uint8_t *quants, *bytes, *f16s;
 };
@@ -99,7 +99,7 @@ INLINE float32x4_t twice_and_one(float32x4_t s) {
     return vfmaq_n_f32(vdupq_n_f32(1), s, 2);
 }
 
-/* 2 scale + 1 of types whose scales stand in the word (of 4 or 2 bytes) that ends a row's group. */
+/* 2 scale + 1 of types whose scales are in the word (of 4 or 2 bytes) that ends a row's group. */
 INLINE float32x4_t scales_at_the_end(const struct format *f, const uint8_t *group, int word,
                                      int shift, uint32_t mask) {
     float s[4];

@@ -216,7 +216,7 @@ PACK_INLINE void read_parts(const struct layout *l, uint8_t flip_q8_0, const uin
     if (!block) {
         memset(parts, 0, sizeof *parts);
     } else {
-        _Alignas(8) uint8_t copy[256]; /* blocks may lie at odd addresses */
+        _Alignas(8) uint8_t copy[256]; /* blocks may be at odd addresses */
         memcpy(copy, block, l->file_bytes);
         l->parts(copy, parts);
     }

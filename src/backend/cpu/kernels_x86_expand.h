@@ -173,7 +173,7 @@ INLINE INTS even_signs(INTS sevens) {
     return sevens | look_up(odd, nibbles);
 }
 
-/* Those of iq2_xxs and iq3_xxs: the sevens stand side by side. */
+/* Those of iq2_xxs and iq3_xxs: the sevens are side by side. */
 INLINE INTS side_by_side(INTS rest) {
     INTS sevens = bits_at(rest, 0, 0x7f);
     UNROLL for (int i = 1; i < 4; i++) sevens = add_bits(sevens, rest, i, 0x7f << 8 * i);

@@ -168,7 +168,7 @@ static void count_token(struct cpu_step *s, const struct op_pick *p, const struc
     *count += *count < UINT16_MAX;
 }
 
-/* Of all rows but drafted ones. Outputs stand in the order of rows. */
+/* Of all rows but drafted ones. Outputs are in the order of rows. */
 static void count_tokens(struct cpu_step *s, const struct op_pick *p) {
     for (uint32_t r = 0, i = 0; p->counts.n_dims && r < s->io->n_rows; r++) {
         while (i < s->io->n_outputs && s->outputs[i].row < r)
