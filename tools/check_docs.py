@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""check_docs.py - links of the documents lead somewhere.
+"""check_docs.py - links of the documents lead somewhere, and what they quote is still so.
 
 Every relative link of a Markdown file names a file that is there and, after #, one of its headings, as GitHub names
-them. Every docs/*.md that a source file or script mentions is there too. Prints one line for each that is not."""
+them. Every docs/*.md that a source file or script mentions is there too. Every line that a block of diff shows of a
+file (after `--- FILE`) is one of that file, white space aside, but for "..."; none that it shows as removed is. Prints
+one line for each that is not."""
 
 import os
 import re
@@ -57,6 +59,33 @@ def check_links(name):
                 yield f"{name}:{number}: {link}: there is no such heading"
 
 
+def diffs(path):
+    """Number, file and line of the diff blocks' lines; the file is that of the last `--- FILE`."""
+    in_diff, file = False, None
+    with open(path, encoding="utf-8") as f:
+        for number, line in enumerate(f, 1):
+            if line.startswith("```"):
+                in_diff, file = line.strip() == "```diff", None
+            elif in_diff and line.startswith("--- "):
+                file = line[4:].strip()
+            elif in_diff and file:
+                yield number, file, line.rstrip("\n")
+
+
+def check_quotes(name):
+    contents = {}
+    for number, file, line in diffs(os.path.join(ROOT, name)):
+        path = os.path.join(ROOT, file)
+        if file not in contents:
+            with open(path if os.path.isfile(path) else os.devnull, encoding="utf-8") as f:
+                contents[file] = {one.strip() for one in f}
+        text = line[1:].strip()
+        if text in ("", "..."):
+            continue
+        if (text in contents[file]) == line.startswith("-"):
+            yield f"{name}:{number}: {file} {'still has' if line.startswith('-') else 'has no line'}: {text}"
+
+
 def check_mentions(name):
     try:
         with open(os.path.join(ROOT, name), encoding="utf-8") as f:
@@ -74,7 +103,7 @@ def main():
     except (OSError, subprocess.CalledProcessError):
         print("not checked: git does not list the files of this folder")
         return 0
-    wrong = [line for name in documents for line in check_links(name)]
+    wrong = [line for name in documents for check in (check_links, check_quotes) for line in check(name)]
     for name in all_files:
         if not name.startswith(("tests/data/", "tests/fuzz/corpus/")) and not name.endswith((".patch", ".gguf")):
             wrong += check_mentions(name)

@@ -354,7 +354,7 @@ static const struct expr *listed_multiples(struct schema *s, json_int_t step, js
     return expr_choice(s->b, &list);
 }
 
-/* The multiples of `by` within the limits; NULL: all numbers that these allow. */
+/* The multiples of `by` within the limits; NULL: all integers within them. */
 static const struct expr *multiples(struct schema *s, const json_t *by, const struct decimal *low,
                                     const struct decimal *high) {
     double from, to;
