@@ -29,11 +29,11 @@ TEST(draft_block_gives_the_tokens_of_a_run_without) {
     EXPECT(sampled > 0.4);
 }
 
-TEST(draft_block_that_is_cancelled) {
+TEST(draft_block_cancelled_drafts_the_same_later) {
     block_compare_cancelled("cpu", test_data("mtp/qwen35-mtp/model-f32.gguf"));
 }
 
-TEST(draft_block_of_forks) {
+TEST(draft_block_of_forks_goes_on_as_one_alone) {
     block_compare_forks("cpu", test_data("mtp/qwen35-mtp/model-f32.gguf"));
 }
 
@@ -59,7 +59,7 @@ TEST(draft_block_of_qwen3next_gives_the_tokens_of_a_run_without) {
 }
 
 /* The trunk does not need the block: a damaged one is an error only where it is to draft. */
-TEST(draft_block_that_is_damaged) {
+TEST(draft_block_that_is_damaged_is_refused_where_it_is_used) {
     struct random_model m = random_tiny("qwen35");
     const char *path = test_temporary("damaged-block.gguf");
     struct err err = {0};

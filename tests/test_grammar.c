@@ -392,7 +392,7 @@ TEST(grammar_masks_are_what_is_accepted) {
     token_texts_close(t);
 }
 
-TEST(grammar_ends) {
+TEST(grammar_says_where_an_answer_may_and_must_end) {
     struct token_texts *t = small_texts();
     struct grammar *g = gbnf("root ::= \"a\" \"b\"?");
     struct matcher *m = matcher_of(g, t);
@@ -581,7 +581,7 @@ TEST(grammar_answers_share_a_budget) {
 
 /* A rule that may end at each byte, before another one: walks from exits below exits. Once more was
  * found so than there are tokens, and written past the end of the list. */
-TEST(grammar_exits_below_exits) {
+TEST(grammar_tokens_may_end_several_rules) {
     enum { N = 60 };
     char a[N];
     struct str texts[N + 2];
@@ -614,7 +614,7 @@ static bool accepts_many(struct matcher *m, int32_t token, int n) {
 
 /* Nodes that nothing leads to, one more with each letter, are forgotten; needed ones are not.
  */
-TEST(grammar_long_answers_forget_what_is_behind_them) {
+TEST(grammar_long_answers_forget_what_they_have_left) {
     enum { DEPTH = 3000, LETTERS = 20000 };
     struct token_texts *t = small_texts();
     struct grammar *g = gbnf("root ::= \"(\" root \")\" | \"[\" root \"]\" | [a-z]{9,20000}");

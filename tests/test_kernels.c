@@ -327,7 +327,7 @@ TEST(kernels_pass_on_nan) {
     }
 }
 
-TEST(kernels_table) {
+TEST(kernels_are_there_for_every_type) {
     for (size_t i = 0; i < FORMAT_TYPES; i++) {
         enum dtype type = format_types[i];
         for (int exact = 0; exact < 2; exact++) {
@@ -346,7 +346,7 @@ static bool same_number(float a, float b) {
     return a == b || (a != a && b != b);
 }
 
-TEST(kernels_act_groups) {
+TEST(kernels_act_groups_hold_what_act_quantize_gives) {
     enum { K = 224 };
     static const uint32_t widths[] = {96, 224}, shared[] = {32, 128};
     float x[K], scale[K / 32];

@@ -47,8 +47,8 @@ TEST(lookup_guesses_loops) {
     free(memory);
 }
 
-/* Against looking at every place, in texts of few different tokens. */
-TEST(lookup_finds_the_longest_of_the_newest_places) {
+/* Against looking at every position, in texts of few different tokens. */
+TEST(lookup_finds_the_longest_of_the_newest_matches) {
     int32_t *text = malloc(LONG * sizeof *text);
     uint64_t random = 5;
     uint32_t n_found = 0;

@@ -72,7 +72,7 @@ static bool overlap(const struct operand *a, const struct operand *b) {
 }
 
 /* What an op writes must not overlap another operand of it, or a value still needed. */
-TEST(plan_scratch_never_meets_what_is_alive) {
+TEST(plan_scratch_never_overlaps_what_is_alive) {
     struct model *m = open_model(SHIPPED);
     struct plan *plan = plan_of(m, 16);
     struct operand x = plan->ops[0].embed.x; /* alive from the first op to the head */

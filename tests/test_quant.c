@@ -755,7 +755,7 @@ static const struct {
     {DT_Q3_K, 0.8}, {DT_Q4_K, 0.85}, {DT_Q5_K, 0.9},  {DT_Q6_K, 0.9},
 };
 
-TEST(quant_weights_count) {
+TEST(quant_weights_lower_the_weighted_error) {
     static float w[N];
     static uint8_t plain[sizeof coded];
     seed = 77;

@@ -216,7 +216,7 @@ static uint32_t step_all(struct rig *r) {
     return n - 1;
 }
 
-TEST(serve_refuses) {
+TEST(serve_refuses_what_can_never_run_and_says_why) {
     struct rig r;
     struct result out, kept;
     struct sim_options o = options_of(2, 1, 0);
@@ -237,19 +237,28 @@ TEST(serve_refuses) {
     bad[7].n_marks = SCHED_MARKS + 1;
     bad[8].n_marks = 2;
     bad[8].marks[1] = 3;
-    static const char *const words[] = {
-        "empty",     "empty",          "0 new",   "token 90 at place 1",  "1025 tok",
-        "4 answers", "1 logit biases", "5 marks", "a mark after 3 tokens"};
+    static const char *const errors[] = {
+        "the prompt is empty, expected tokens",
+        "the prompt is empty, expected tokens",
+        "0 new tokens, expected at least 1",
+        "token 90 at place 1, expected 0 to 89",
+        "the prompt has 1025 tokens, expected at most 1024: the context, or all pages of the KV "
+        "cache",
+        "4 answers, expected at most 3",
+        "1 logit biases, but their pointer is NULL",
+        "5 marks, expected at most 4",
+        "a mark after 3 tokens, expected fewer than the prompt's 3",
+    };
     for (int i = 0; i < 9; i++) {
         EXPECT_INT(submit(&r, &out, &bad[i]), SLUICE_ERR_ARGUMENT);
-        EXPECT(strstr(out.error, words[i]));
+        EXPECT_STR(out.error, errors[i]);
         EXPECT_INT(out.id, 0);
     }
     good.answers = 3;
     EXPECT_INT(submit(&r, &kept, &good), SLUICE_OK);
     good.answers = 0;
     EXPECT_INT(submit(&r, &out, &good), SLUICE_ERR_MEMORY);
-    EXPECT(strstr(out.error, "queue is full"));
+    EXPECT_STR(out.error, "the queue is full: 3 answers wait or run, expected fewer than 3");
     EXPECT(!sched_cancel(r.sched, 0) && !sched_cancel(r.sched, kept.id + 1));
     step_all(&r);
     EXPECT_INT(kept.n_ended, 3);

@@ -38,9 +38,12 @@ static int check_request(const struct sched *s, const struct sched_request *q, s
         return err_set(err, SLUICE_ERR_ARGUMENT, "the prompt is empty, expected tokens");
     if (q->max_tokens == 0)
         return err_set(err, SLUICE_ERR_ARGUMENT, "0 new tokens, expected at least 1");
-    if (q->sampling.n_biases > SLUICE_MAX_BIASES || (q->sampling.n_biases && !q->sampling.biases))
+    if (q->sampling.n_biases > SLUICE_MAX_BIASES)
         return err_set(err, SLUICE_ERR_ARGUMENT, "%zu logit biases, expected at most %d",
                        q->sampling.n_biases, SLUICE_MAX_BIASES);
+    if (q->sampling.n_biases && !q->sampling.biases)
+        return err_set(err, SLUICE_ERR_ARGUMENT, "%zu logit biases, but their pointer is NULL",
+                       q->sampling.n_biases);
     if (q->answers > s->n_answers)
         return err_set(err, SLUICE_ERR_ARGUMENT, "%u answers, expected at most %u", q->answers,
                        s->n_answers);
