@@ -441,7 +441,7 @@ static struct op_route share_route(struct share_rig *r, struct operand in) {
         .in = operand_columns(in, 0, SIDE),
         .norm = r->ones,
         .router = operand_at(REGION_WEIGHTS, DT_F32, AT_ONES, (uint32_t[4]){SIDE, 1}),
-        .shared_gate = operand_at(REGION_WEIGHTS, DT_F32, AT_ZEROS, (uint32_t[4]){SIDE}),
+        .shared_switch = operand_at(REGION_WEIGHTS, DT_F32, AT_ZEROS, (uint32_t[4]){SIDE}),
         .choice = plan_scratch_of(r->plan, DT_I32, (uint32_t[4]){2, 1}),
         .weight = plan_scratch(r->plan, 2),
         .eps = 1e-6f,

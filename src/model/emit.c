@@ -152,7 +152,7 @@ int emit_experts(const struct emit *e, uint32_t layer) {
         .route = {.in = e->x,
                   .norm = l->ffn_norm,
                   .router = l->router,
-                  .shared_gate = l->shared_switch,
+                  .shared_switch = l->shared_switch,
                   .eps = c->eps,
                   .used = c->experts_used,
                   .choice = choice,

@@ -220,7 +220,7 @@ static void check_route(struct checker *c, const struct op_route *r) {
     want(c, "in", &r->in, DT_F32, DIMS(width, rows));
     want(c, "norm", &r->norm, DT_F32, DIMS(width));
     want(c, "router", &r->router, DT_F32, DIMS(width, r->router.dims[1]));
-    may_have(c, "shared_gate", &r->shared_gate, DT_F32, DIMS(width));
+    may_have(c, "shared_switch", &r->shared_switch, DT_F32, DIMS(width));
     that(c, "used", r->used >= 1 && r->used <= r->router.dims[1], "at most the number of experts");
     want(c, "choice", &r->choice, DT_I32, DIMS(size_plus(r->used, 1), rows));
     want(c, "weight", &r->weight, DT_F32, DIMS(size_plus(r->used, 1), rows));

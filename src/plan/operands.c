@@ -41,7 +41,7 @@ static const struct row {
     ROW(ROUTE, route, in, R),
     ROW(ROUTE, route, norm, R),
     ROW(ROUTE, route, router, R),
-    ROW(ROUTE, route, shared_gate, R),
+    ROW(ROUTE, route, shared_switch, R),
     ROW(ROUTE, route, choice, W),
     ROW(ROUTE, route, weight, W),
     ROW(EXPERTS_IN, experts_in, in, R),

@@ -114,14 +114,15 @@ struct op_attend {
     float eps, scale;
 };
 
-/* Norm, router logits in f32, softmax, the U best, renormalised; the shared expert's gate. */
+/* Norm, router logits in f32, softmax, the U best, renormalised; the shared expert's switch,
+ * sigmoid(norm(in) . shared_switch). */
 struct op_route {
-    struct operand in;          /* (R, D) f32 */
-    struct operand norm;        /* (D) f32 */
-    struct operand router;      /* (E, D) f32 */
-    struct operand shared_gate; /* (D) f32, or none */
-    struct operand choice;      /* (R, U + 1) u32: expert ids; the last is E, the shared expert */
-    struct operand weight;      /* (R, U + 1) f32 */
+    struct operand in;            /* (R, D) f32 */
+    struct operand norm;          /* (D) f32 */
+    struct operand router;        /* (E, D) f32 */
+    struct operand shared_switch; /* (D) f32, or none */
+    struct operand choice;        /* (R, U + 1) u32: expert ids; the last is E, the shared expert */
+    struct operand weight;        /* (R, U + 1) f32 */
     float eps;
     uint32_t used;
 };

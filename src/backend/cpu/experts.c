@@ -45,8 +45,8 @@ void cpu_route(struct cpu_step *s) {
             weight[j] /= sum;
         choice[r->used] = (int32_t)experts;
         weight[r->used] = 0;
-        if (r->shared_gate.n_dims)
-            weight[r->used] = 1 / (1 + expf(-row_dot(x, at(s, &r->shared_gate), width)));
+        if (r->shared_switch.n_dims)
+            weight[r->used] = 1 / (1 + expf(-row_dot(x, at(s, &r->shared_switch), width)));
     }
 }
 

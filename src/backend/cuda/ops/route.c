@@ -37,14 +37,14 @@ static bool record_wide(struct recorder *r, const struct route_params *p, int *s
 int record_route(struct recorder *r, const struct op *op) {
     const struct op_route *o = &op->route;
     uint32_t rows = r->plan->max_rows, experts = o->router.dims[1], width = o->in.dims[0];
-    uint32_t n = experts + (o->shared_gate.n_dims != 0),
+    uint32_t n = experts + (o->shared_switch.n_dims != 0),
              row_groups = min_u32(div_up(rows, GROUP_ROWS), MAX_ROW_GROUPS);
     struct route_params p = {
         .io = r->io,
         .in = recorder_at(r, &o->in),
         .norm = recorder_at(r, &o->norm),
         .router = recorder_at(r, &o->router),
-        .shared_gate = recorder_at(r, &o->shared_gate),
+        .shared_gate = recorder_at(r, &o->shared_switch),
         .keys = recorder_counters(r, (uint64_t)rows * (experts + 1)),
         .choice = recorder_at(r, &o->choice),
         .weight = recorder_at(r, &o->weight),

@@ -19,7 +19,7 @@ static int record_logits(struct vulkan_recorder *r, const struct vulkan_acts *ac
 int vulkan_record_route(struct vulkan_recorder *r, const struct op *op) {
     const struct op_route *o = &op->route;
     uint32_t experts = o->router.dims[1], rows = r->plan->max_rows;
-    bool has_shared = o->shared_gate.n_dims != 0;
+    bool has_shared = o->shared_switch.n_dims != 0;
     if (experts > MAX_EXPERTS)
         return err_set(r->err, SLUICE_ERR_UNSUPPORTED, "%u experts, expected %d at most", experts,
                        MAX_EXPERTS);
@@ -39,7 +39,7 @@ int vulkan_record_route(struct vulkan_recorder *r, const struct op *op) {
         status = record_logits(r, &acts, &o->router, logits);
     if (!status && has_shared) {
         gates = vulkan_work(r, (uint64_t)rows * sizeof(float));
-        status = record_logits(r, &acts, &o->shared_gate, gates);
+        status = record_logits(r, &acts, &o->shared_switch, gates);
     }
     if (status)
         return status;
