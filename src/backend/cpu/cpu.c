@@ -68,120 +68,6 @@ static void cpu_close(struct backend *b) {
     free(b);
 }
 
-/* ---- workspace ---------------------------------------------------------------------------- */
-
-/* The largest need of any op, in values; UINT64_MAX: more than can be counted. */
-struct needs {
-    uint64_t rows, n_rows, conv, list, tile, taps, ranks;
-    uint64_t width, parts, key_width;
-};
-
-/* Values of a DELTA's convolution, in whole cache lines. */
-static uint64_t taps_of(const struct op_delta *d) {
-    return size_aligned(size_times(d->window.dims[0], d->conv_width), 16);
-}
-
-static void grow(uint64_t *to, uint64_t value) {
-    *to = value > *to ? value : *to;
-}
-
-/* The pairs of a row and an expert, the shared one counted in. */
-static void add_pairs(struct needs *n, uint64_t rows, const struct operand *choice,
-                      const struct operand *matrices) {
-    uint64_t pairs = size_times(rows, choice->dims[0]);
-    grow(&n->n_rows, pairs);
-    grow(&n->list, size_plus(pairs, size_plus(matrices->dims[2], 2)));
-}
-
-/* The parts that threads keep where they share out splits: of so many rows that blocks of one row
- * would not be enough for all threads, at the sequences' full length. */
-static uint64_t parts_of(const struct op_attend *a, uint64_t rows, int threads) {
-    uint64_t few = (4 * (uint64_t)threads + a->kv_heads - 1) / a->kv_heads;
-    uint64_t splits = size_times(a->pages.dims[0], IO_PAGE_POSITIONS / ATTEND_POSITIONS);
-    return threads > 1 ? size_times(size_times(rows < few ? rows : few, a->heads), splits) : 0;
-}
-
-static void add_needs(struct needs *n, const struct plan *plan, const struct op *op, bool is_first,
-                      int threads) {
-    uint64_t rows = plan->max_rows;
-    grow(&n->n_rows, rows);
-    grow(&n->tile, 2 * (TILE_VALUES > rows * 64 ? TILE_VALUES : rows * 64));
-    if (op->kind == OP_PROJECT)
-        grow(&n->rows, size_times(rows, op->project.in.dims[0]));
-    if (op->kind == OP_DELTA) {
-        grow(&n->conv, size_times(rows, op->delta.window.dims[0]));
-        grow(&n->key_width, op->delta.key_width);
-        n->taps = size_plus(n->taps, is_first ? taps_of(&op->delta) : 0);
-    }
-    if (op->kind == OP_ATTEND) {
-        grow(&n->width, op->attend.head_width);
-        grow(&n->parts, parts_of(&op->attend, rows, threads));
-    }
-    if (op->kind == OP_PICK)
-        grow(&n->ranks, size_times(plan->max_outputs, rank_blocks(plan->n_vocab)));
-    if (op->kind == OP_ROUTE) {
-        grow(&n->rows, size_times(rows, op->route.in.dims[0]));
-        grow(&n->tile, op->route.router.dims[1]);
-    }
-    if (op->kind == OP_EXPERTS_IN) {
-        const struct op_experts_in *e = &op->experts_in;
-        add_pairs(n, rows, &e->choice, &e->gate);
-        grow(&n->rows, size_times(size_times(rows, e->choice.dims[0]), e->in.dims[0]));
-    }
-    if (op->kind == OP_EXPERTS_OUT) {
-        const struct op_experts_out *e = &op->experts_out;
-        add_pairs(n, rows, &e->choice, &e->down);
-        grow(&n->rows, size_times(rows, e->hidden.dims[0]));
-        grow(&n->conv, size_times(size_times(rows, e->choice.dims[0]), e->x.dims[0]));
-    }
-}
-
-static struct needs needs_of(struct plan *const *plans, uint32_t n_plans, int threads) {
-    struct needs n = {0};
-    for (uint32_t p = 0; p < n_plans; p++)
-        for (uint32_t i = 0; i < plans[p]->n_ops; i++)
-            add_needs(&n, plans[p], &plans[p]->ops[i], p == 0, threads);
-    return n;
-}
-
-/* Hands out pieces of one block; with no block it only counts. */
-struct cutter {
-    uint8_t *block;
-    uint64_t used;
-};
-
-static void *cut(struct cutter *c, uint64_t count, uint64_t size) {
-    void *piece = c->block ? c->block + c->used : NULL;
-    c->used = size_plus(c->used, size_aligned(size_times(count, size), 64));
-    return piece;
-}
-
-static void cut_workspace(struct backend *b, struct cutter *c, const struct needs *n,
-                          struct cpu_scratch *scratch) {
-    uint64_t stride = attend_stride((uint32_t)n->width); /* small: check_plans */
-    b->rows = cut(c, n->rows, sizeof(float));
-    b->groups = cut(c, size_plus(n->rows / 32, n->n_rows), sizeof *b->groups);
-    b->conv = cut(c, n->conv, sizeof(float));
-    b->list = cut(c, n->list, sizeof *b->list);
-    b->ranks = cut(c, n->ranks, sizeof *b->ranks);
-    b->n_parts = n->parts;
-    b->parts = cut(c, n->parts, stride * sizeof(float));
-    b->part_sums = cut(c, n->parts, sizeof *b->part_sums);
-    for (int t = 0; t < b->threads; t++) {
-        struct cpu_scratch own = {
-            .tile = cut(c, n->tile, sizeof(float)),
-            .keys = cut(c, ATTEND_POSITIONS * stride, sizeof(float)),
-            .qk = cut(c, ATTEND_QUERIES * ATTEND_POSITIONS, sizeof(float)),
-            .query = cut(c, ATTEND_QUERIES * stride, sizeof(float)),
-            .pv = cut(c, ATTEND_QUERIES * stride, sizeof(float)),
-            .part = cut(c, ATTEND_QUERIES * stride, sizeof(float)),
-            .delta = cut(c, DELTA_BLOCK_ROWS * 2 * n->key_width, sizeof(float)),
-        };
-        if (scratch)
-            scratch[t] = own;
-    }
-}
-
 static int check_plans(struct plan *const *plans, uint32_t n_plans, struct err *err) {
     for (uint32_t p = 0; p < n_plans; p++)
         for (uint32_t i = 0; i < plans[p]->n_ops; i++) {
@@ -203,22 +89,22 @@ static void region_needs(struct plan *const *plans, uint32_t n_plans,
     memset(bytes, 0, REGION_COUNT * sizeof *bytes);
     for (uint32_t p = 0; p < n_plans; p++)
         for (int r = 0; r < REGION_COUNT; r++)
-            grow(&bytes[r], plans[p]->bytes[r]);
+            bytes[r] = plans[p]->bytes[r] > bytes[r] ? plans[p]->bytes[r] : bytes[r];
 }
 
 /* Lists what is packed, and counts everything. */
 static int plan_memory(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                        struct backend_memory *out, struct err *err) {
-    struct needs needs = needs_of(plans, n_plans, b->threads);
-    struct cutter count = {0};
+    struct cpu_needs needs = workspace_needs(plans, n_plans, b->threads);
+    struct cpu_cutter count = {0};
     uint64_t bytes[REGION_COUNT];
     int status = check_plans(plans, n_plans, err);
     if (!status)
         status = packed_list(b, plans, n_plans, err);
     if (status)
         return status;
-    cut_workspace(b, &count, &needs, NULL);
-    cut(&count, needs.taps, sizeof(float));
+    workspace_lay_out(b, &count, &needs, NULL);
+    workspace_cut(&count, needs.taps, sizeof(float));
     if (count.used == UINT64_MAX)
         return err_memory(err, "more than 2^64 bytes of workspace");
     region_needs(plans, n_plans, bytes);
@@ -329,7 +215,7 @@ static int record(struct backend *b, uint32_t number, const struct plan *plan, f
          * taps serve every one. */
         const struct op_delta *d = &c->op->delta;
         c->taps = number ? b->recordings[0].ops[i].taps : transpose_taps(b, d, taps);
-        taps += taps_of(d);
+        taps += workspace_taps(d);
     }
     return SLUICE_OK;
 }
@@ -338,7 +224,7 @@ static int cpu_load(struct backend *b, struct backend_weights weights, struct pl
                     uint32_t n_plans, void (*progress)(void *user, uint64_t done, uint64_t total),
                     void *user, struct err *err) {
     struct backend_memory m;
-    struct needs needs = needs_of(plans, n_plans, b->threads);
+    struct cpu_needs needs = workspace_needs(plans, n_plans, b->threads);
     b->mapped = weights.mapped;
     int status = plan_memory(b, plans, n_plans, &m, err);
     if (!status)
@@ -347,9 +233,9 @@ static int cpu_load(struct backend *b, struct backend_weights weights, struct pl
         return status;
     b->region[REGION_WEIGHTS] = (uint8_t *)weights.base; /* never written */
     b->bytes[REGION_WEIGHTS] = weights.bytes;
-    struct cutter cutter = {.block = b->work_block};
-    cut_workspace(b, &cutter, &needs, b->scratch);
-    float *taps = cut(&cutter, needs.taps, sizeof(float));
+    struct cpu_cutter cutter = {.block = b->work_block};
+    workspace_lay_out(b, &cutter, &needs, b->scratch);
+    float *taps = workspace_cut(&cutter, needs.taps, sizeof(float));
     if ((status = packed_make(b, progress, user, err)))
         return status;
     b->recordings = calloc(n_plans, sizeof *b->recordings);

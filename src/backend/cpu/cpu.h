@@ -175,6 +175,29 @@ static inline void observe(struct cpu_step *s, uint32_t number, const struct ope
         o->rows(o->user, weight, matrix, x, n);
 }
 
+/* ---- workspace.c -------------------------------------------------------------------------- */
+
+/* The largest need of any op, in values; UINT64_MAX: more than can be counted. */
+struct cpu_needs {
+    uint64_t rows, n_rows, conv, list, tile, taps, ranks;
+    uint64_t width, parts, key_width;
+};
+struct cpu_needs workspace_needs(struct plan *const *plans, uint32_t n_plans, int threads);
+
+/* Hands out pieces of one block; with no block it only counts. */
+struct cpu_cutter {
+    uint8_t *block;
+    uint64_t used;
+};
+/* A piece for `count` values of this size, in whole cache lines. */
+void *workspace_cut(struct cpu_cutter *c, uint64_t count, uint64_t size);
+/* Cuts what the ops need: what threads share into b, what each has for itself into scratch
+ * (threads), which is NULL where it is only counted. */
+void workspace_lay_out(struct backend *b, struct cpu_cutter *c, const struct cpu_needs *n,
+                       struct cpu_scratch *scratch);
+/* Values of a DELTA's convolution, in whole cache lines. */
+uint64_t workspace_taps(const struct op_delta *d);
+
 /* ---- packed.c ----------------------------------------------------------------------------- */
 
 /* Lists what the plans need packed. */
