@@ -1,4 +1,5 @@
-/* disk_internal.h - the disk tier's struct, for its own files: disk_tier.c, disk_folder.c. */
+/* disk_internal.h - the disk tier's struct, for its own files: disk_tier.c has the table and the
+ * thread, disk_scan.c finds what is there already, disk_folder.c has the files of others. */
 #ifndef ENGINE_DISK_INTERNAL_H
 #define ENGINE_DISK_INTERNAL_H
 
@@ -71,6 +72,9 @@ static inline uint64_t disk_object_bytes(const struct disk_object *o) {
 
 /* The object of a name; DISK_NONE: none. */
 uint32_t disk_find(struct disk_tier *d, const struct disk_meta *m);
+/* A free object gets this name, and is in the index; DISK_NONE: there is none. And back. */
+uint32_t disk_take_object(struct disk_tier *d, const struct disk_meta *meta);
+void disk_release(struct disk_tier *d, uint32_t i);
 /* The file is gone or was never written: it no longer counts. */
 void disk_lose(struct disk_tier *d, struct disk_object *o);
 

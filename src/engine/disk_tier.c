@@ -40,7 +40,7 @@ uint32_t disk_find(struct disk_tier *d, const struct disk_meta *m) {
     return DISK_NONE;
 }
 
-static uint32_t take_object(struct disk_tier *d, const struct disk_meta *meta) {
+uint32_t disk_take_object(struct disk_tier *d, const struct disk_meta *meta) {
     uint32_t i = d->first_free, *bucket = bucket_of(d, meta);
     if (i == DISK_NONE)
         return i;
@@ -51,7 +51,7 @@ static uint32_t take_object(struct disk_tier *d, const struct disk_meta *meta) {
     return i;
 }
 
-static void release(struct disk_tier *d, uint32_t i) {
+void disk_release(struct disk_tier *d, uint32_t i) {
     uint32_t *at = bucket_of(d, &d->objects[i].meta);
     while (*at != i)
         at = &d->objects[*at].chain;
@@ -156,7 +156,7 @@ static void serve(struct disk_tier *d) {
         d->free_rows[d->n_free_rows++] = o->tokens_row;
     }
     if (is_removed || o->is_freed)
-        release(d, i);
+        disk_release(d, i);
 }
 
 /* With SIGXFSZ blocked, exceeding the file size limit is an error instead of the end of the
@@ -315,101 +315,6 @@ void disk_tier_close(struct disk_tier *d) {
     free(d);
 }
 
-/* ---- what is there ------------------------------------------------------------------------ */
-
-struct found {
-    struct disk_meta meta;
-    int64_t used;
-    uint64_t bytes;
-};
-
-struct collection {
-    struct found *list;
-    uint32_t n, capacity;
-};
-
-static void collect(struct disk_tier *d, int folder, const char *name, void *user) {
-    struct collection *c = user;
-    struct found f = {0};
-    struct stat st;
-    (void)d;
-    if (c->n == c->capacity || !disk_file_parse(name, &f.meta) ||
-        !disk_stat_file(folder, name, &st))
-        return;
-    f.used = disk_nanoseconds(st.st_mtim);
-    f.bytes = (uint64_t)st.st_size;
-    c->list[c->n++] = f;
-}
-
-static int by_age(const void *a, const void *b) {
-    int64_t x = ((const struct found *)a)->used, y = ((const struct found *)b)->used;
-    return (x < y) - (x > y); /* the newest first */
-}
-
-static int by_position(const void *a, const void *b) {
-    const struct disk_meta *x = &((const struct found *)a)->meta;
-    const struct disk_meta *y = &((const struct found *)b)->meta;
-    if (x->position != y->position)
-        return x->position < y->position ? -1 : 1;
-    return (int)x->kind - (int)y->kind; /* a snapshot after its block */
-}
-
-static bool check_found(struct disk_tier *d, struct found *f) {
-    char name[DISK_NAME_BYTES];
-    uint64_t bytes;
-    disk_file_name(&f->meta, name);
-    int fd = disk_file_open(d->own_fd, name, &bytes);
-    if (fd < 0)
-        return false;
-    bool is_good = disk_file_read_head(fd, bytes, d->options.identity, &f->meta, d->reader.head,
-                                       d->options.max_tokens);
-    close(fd);
-    return is_good;
-}
-
-/* Takes over a file that fits, if the cache wants it. */
-static void adopt(struct disk_tier *d, struct found *f, disk_scan_fn *fn, void *user) {
-    if (!check_found(d, f))
-        return;
-    pthread_mutex_lock(&d->lock);
-    uint32_t i = take_object(d, &f->meta);
-    pthread_mutex_unlock(&d->lock);
-    if (i == DISK_NONE)
-        return;
-    struct disk_object *o = &d->objects[i];
-    o->used = f->used;
-    bool is_wanted = fn(user, i, &o->meta, d->reader.head);
-    pthread_mutex_lock(&d->lock);
-    if (is_wanted) {
-        o->state = WRITTEN;
-        d->own += f->bytes;
-        d->others -= f->bytes < d->others ? f->bytes : d->others;
-    } else {
-        release(d, i);
-    }
-    pthread_mutex_unlock(&d->lock);
-}
-
-void disk_tier_scan(struct disk_tier *d, disk_scan_fn *fn, void *user) {
-    struct collection c = {.capacity = 4 * d->options.max_objects};
-    c.list = calloc(c.capacity, sizeof *c.list);
-    if (!c.list)
-        return;
-    disk_each_name(d, d->own_fd, collect, &c);
-    qsort(c.list, c.n, sizeof *c.list, by_age);
-    uint64_t left = d->options.max_bytes;
-    uint32_t n = 0; /* the newest ones, as many as the bounds allow */
-    for (uint32_t i = 0; i < c.n && n < d->options.max_objects; i++)
-        if (c.list[i].bytes <= left) {
-            left -= c.list[i].bytes;
-            c.list[n++] = c.list[i];
-        }
-    qsort(c.list, n, sizeof *c.list, by_position);
-    for (uint32_t i = 0; i < n; i++)
-        adopt(d, &c.list[i], fn, user);
-    free(c.list);
-}
-
 /* ---- put, get, free ----------------------------------------------------------------------- */
 
 uint64_t disk_tier_cost(uint32_t n_tokens, uint64_t bytes) {
@@ -455,7 +360,7 @@ uint32_t disk_tier_put(struct disk_tier *d, const struct disk_meta *meta, const 
     CHECK(meta->n_tokens <= d->options.max_tokens && meta->kind < DISK_KINDS);
     CHECK(host_tier_bytes(d->options.host, host_object) == meta->bytes);
     pthread_mutex_lock(&d->lock);
-    uint32_t i = can_put(d, meta) ? take_object(d, meta) : DISK_NONE;
+    uint32_t i = can_put(d, meta) ? disk_take_object(d, meta) : DISK_NONE;
     if (i != DISK_NONE) {
         struct disk_object *o = &d->objects[i];
         o->state = WAITING;
@@ -559,7 +464,7 @@ void disk_tier_free(struct disk_tier *d, uint32_t object) {
     pthread_mutex_lock(&d->lock);
     CHECK(o->state != FREE && !o->is_freed);
     if (o->state == LOST) {
-        release(d, object);
+        disk_release(d, object);
     } else {
         o->is_freed = true;
         d->own -= disk_object_bytes(o);

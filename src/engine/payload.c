@@ -104,15 +104,15 @@ static int fence(void *user, uint32_t job, struct err *err) {
     return st->kind->fence ? st->kind->fence(st->backend, job, err) : SLUICE_OK;
 }
 
-static int fill_beside(void *user, uint32_t job, struct host_source from, uint64_t at, uint64_t n,
-                       void *to, struct err *err) {
+static int fill_on_thread(void *user, uint32_t job, struct host_source from, uint64_t at,
+                          uint64_t n, void *to, struct err *err) {
     struct state *st = user;
     const struct payload p = {st, from.cell, from.page, from.positions, from.cell != NO_CELL};
-    uint32_t n_moves = list_moves(&p, at, n, to, st->moves_beside);
+    uint32_t n_moves = list_moves(&p, at, n, to, st->thread_moves);
     if (st->kind->move_beside)
-        return st->kind->move_beside(st->backend, job, st->moves_beside, n_moves, err);
+        return st->kind->move_beside(st->backend, job, st->thread_moves, n_moves, err);
     int status = SLUICE_OK;
-    for (const struct backend_move *m = st->moves_beside; !status && n_moves-- > 0; m++)
+    for (const struct backend_move *m = st->thread_moves; !status && n_moves-- > 0; m++)
         status = st->kind->peek(st->backend, REGION_STATE, m->offset, m->bytes, m->host, err);
     return status;
 }
@@ -121,7 +121,7 @@ enum { MIN_FETCH_BYTES = 4 << 20 }; /* read in 2 ms or less */
 
 int state_attach(struct state *st, struct host_tier *host, struct disk_tier *disk,
                  struct disk_fetch *fetch, struct err *err) {
-    int status = host_tier_start(host, &(struct host_filler){st, fence, fill_beside}, err);
+    int status = host_tier_start(host, &(struct host_filler){st, fence, fill_on_thread}, err);
     if (!status)
         cache_attach(&st->cache,
                      &(struct cache_lower){host, disk, fetch, MIN_FETCH_BYTES, fill_payload, st});

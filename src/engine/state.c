@@ -113,8 +113,8 @@ int state_init(struct state *st, const struct state_options *options, struct are
     st->copies = arena_array(arena, n_arrays, sizeof *st->copies);
     uint32_t n_moves = st->layout.n_recurrent + st->layout.n_heads;
     st->moves = arena_array(arena, n_moves, sizeof *st->moves);
-    st->moves_beside = arena_array(arena, n_moves, sizeof *st->moves);
-    bool is_made = st->copies && st->moves && st->moves_beside && st->slots && st->counts &&
+    st->thread_moves = arena_array(arena, n_moves, sizeof *st->moves);
+    bool is_made = st->copies && st->moves && st->thread_moves && st->slots && st->counts &&
                    st->planned && st->spare && st->page_list && st->block_list &&
                    pages_init(&st->pages, options->n_pages, arena) &&
                    cache_init(&st->cache, &cache, &st->pages, arena);

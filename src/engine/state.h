@@ -1,7 +1,7 @@
 /* state.h - the memory of sequences: slots, pages of the KV cache, recurrent state, snapshots.
  *
  * Part of the engine: used by its thread alone, but for copies of the host tier's thread
- * (`moves_beside`). Tables come from the engine's arena; backend and tiers are borrowed. Nothing
+ * (`thread_moves`). Tables come from the engine's arena; backend and tiers are borrowed. Nothing
  * is allocated after state_init. */
 #ifndef ENGINE_STATE_H
 #define ENGINE_STATE_H
@@ -81,7 +81,7 @@ struct state {
     uint32_t *page_list, *block_list; /* (pages_per_seq) scratch: lists of pages and blocks */
     uint16_t *counts;                 /* (n_vocab) scratch: counts of tokens */
     struct backend_copy *copies;      /* (arrays of a slot and a page) scratch: a list of them */
-    struct backend_move *moves, *moves_beside; /* those of the host tier's thread */
+    struct backend_move *moves, *thread_moves; /* the same of the host tier's thread */
     uint64_t n_taken, n_used;
 };
 

@@ -9,7 +9,6 @@
 #include "backend/cpu/vec.h"
 #include "base/clock.h"
 #include "base/cpu.h"
-#include "base/size.h"
 
 static cpu_op_fn *const functions[] = {
 #define OP(kind, name, member) cpu_##member,
