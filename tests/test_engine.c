@@ -952,7 +952,9 @@ TEST(engine_sequences_share_too_few_pages) {
                 continue;
             sluice_engine_pages(r.engine, &pages);
             EXPECT_INT(status, SLUICE_ERR_MEMORY);
-            EXPECT(strstr(sluice_engine_error(r.engine), "all 5 pages"));
+            EXPECT_STR(sluice_engine_error(r.engine),
+                       "all 5 pages of the KV cache are in use, expected a free one: close a "
+                       "sequence or open the engine with more (kv_bytes)");
             EXPECT(pages.free == 0 && pages.starved > 0 && rows == 0);
             int last = N - 1; /* none can go on: the last one that has two pages begins again */
             while (last > 0 && (!seqs[last] || n[last] <= 256))
@@ -1208,13 +1210,13 @@ TEST(engine_sampling_obeys_the_mask) {
     uint32_t none[14] = {[13] = 3u << 30}; /* only of what is no token */
     EXPECT_INT(sluice_seq_open(&seq, r.engine), SLUICE_OK);
     EXPECT_INT(sluice_seq_set_mask(seq, none), SLUICE_ERR_ARGUMENT);
-    EXPECT(strstr(sluice_engine_error(r.engine), "allows no token"));
+    EXPECT_STR(sluice_engine_error(r.engine), "the mask allows no token, expected one");
     EXPECT_INT(sluice_seq_set_mask(seq, mask), SLUICE_OK);
     EXPECT_INT(sluice_seq_keep_mask(seq, mask), SLUICE_OK);
     EXPECT_INT(sluice_seq_keep_mask(seq, NULL), SLUICE_OK);
     EXPECT_INT(sluice_seq_set_mask(seq, NULL), SLUICE_OK);
     EXPECT_INT(sluice_seq_keep_mask(seq, mask), SLUICE_ERR_ARGUMENT);
-    EXPECT(strstr(sluice_engine_error(r.engine), "no mask to keep"));
+    EXPECT_STR(sluice_engine_error(r.engine), "the sequence has no mask to keep, expected one");
     EXPECT_INT(sluice_seq_set_mask(NULL, mask), SLUICE_ERR_ARGUMENT);
     EXPECT_INT(sluice_seq_keep_mask(NULL, mask), SLUICE_ERR_ARGUMENT);
     rig_close(&r);
@@ -1306,7 +1308,8 @@ TEST(engine_refuses_bad_calls_and_changes_nothing) {
     EXPECT_INT(sluice_seq_feed(seq, outside, 2), SLUICE_ERR_ARGUMENT);
     EXPECT_INT(sluice_seq_feed(seq, beyond, 2), SLUICE_ERR_ARGUMENT);
     EXPECT_INT(sluice_seq_feed(seq, tokens, 21), SLUICE_ERR_ARGUMENT);
-    EXPECT(strstr(sluice_engine_error(r.engine), "-c") != NULL);
+    EXPECT_STR(sluice_engine_error(r.engine),
+               "21 tokens to add to 0, expected at most 20 in all, the context (-c)");
     sluice_seq_tokens(seq, NULL, &n, NULL);
     EXPECT_INT(n, 0);
     EXPECT_INT(sluice_seq_feed(seq, tokens, 20), SLUICE_OK);

@@ -106,7 +106,8 @@ TEST(engine_next_without_a_wanted_token_feeds_nothing) {
     EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_OK);
     EXPECT_INT(sluice_seq_want(seq, SLUICE_WANT_LOGITS), SLUICE_OK);
     EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_ERR_ARGUMENT);
-    EXPECT(strstr(sluice_engine_error(engine), "SLUICE_WANT_TOKEN"));
+    EXPECT_STR(sluice_engine_error(engine),
+               "the sequence wants no token, expected SLUICE_WANT_TOKEN");
     sluice_seq_tokens(seq, NULL, &n, NULL);
     EXPECT_INT(n, 3);
     sluice_engine_close(engine);

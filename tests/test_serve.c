@@ -698,7 +698,7 @@ TEST(serve_fails_bad_sampling_alone) {
     EXPECT_INT(bad.n_ended, 2);
     EXPECT_INT(bad.report.end, SCHED_END_FAILED);
     EXPECT_INT(bad.report.status, SLUICE_ERR_ARGUMENT);
-    EXPECT(strstr(bad.error, "temperature"));
+    EXPECT_STR(bad.error, "temperature is -1, expected 0, or 1e-06 to 100");
     EXPECT_INT(good.report.end, SCHED_END_MAX_TOKENS);
     rig_close(&r);
 }
