@@ -242,8 +242,8 @@ TEST(serve_refuses_what_can_never_run_and_says_why) {
         "the prompt is empty, expected tokens",
         "0 new tokens, expected at least 1",
         "token 90 at place 1, expected 0 to 89",
-        "the prompt has 1025 tokens, expected at most 1024: the context, or all pages of the KV "
-        "cache",
+        ("the prompt has 1025 tokens, expected at most 1024: the context, or all pages of the KV "
+         "cache"),
         "4 answers, expected at most 3",
         "1 logit biases, but their pointer is NULL",
         "5 marks, expected at most 4",
