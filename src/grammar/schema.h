@@ -1,9 +1,9 @@
 /* schema.h - JSON schemas to expressions: what the files of the compiler share.
  *
- * schema.c walks a schema and generates values of each type; schema_merge.c merges schemas that
- * must all hold ($ref with siblings, allOf, the parts of anyOf) and knows when two exclude each
- * other (oneOf); schema_text.c writes strings, schema_number.c numbers; pattern.c reads regular
- * expressions, format.c has the formats. */
+ * schema.c walks a schema; schema_merge.c merges schemas that must all hold ($ref with siblings,
+ * allOf, the parts of anyOf) and knows when two exclude each other (oneOf); schema_object.c writes
+ * objects, schema_array.c arrays, schema_text.c strings, schema_number.c numbers; pattern.c reads
+ * regular expressions, format.c has the formats. */
 #ifndef GRAMMAR_SCHEMA_H
 #define GRAMMAR_SCHEMA_H
 
@@ -52,6 +52,30 @@ bool schema_work(struct schema *s, uint64_t n);
 bool schema_check(struct schema *s, const json_t *schema);
 /* A key's count, at most 2^24; *out is unchanged if the key is missing. False: not a count. */
 bool schema_count(struct schema *s, const json_t *flat, const char *key, uint32_t *out);
+
+/* ---- schema.c ---- */
+
+/* Values that are valid for a schema; for one without $ref and allOf. */
+const struct expr *schema_compile(struct schema *s, const json_t *schema);
+const struct expr *schema_compile_flat(struct schema *s, const json_t *flat);
+const struct expr *schema_any_value(struct schema *s);
+/* Goes down to a member, for errors; returns the length of the path before, which schema_leave
+ * needs. */
+size_t schema_enter(struct schema *s, const char *key, const char *name);
+void schema_leave(struct schema *s, size_t n);
+/* Makes a rule of an expression that is used in several places. */
+const struct expr *schema_as_rule(struct schema *s, const struct expr *e);
+/* White space where JSON may have it; a text with it before or after; what is between a key and its
+ * value. */
+const struct expr *schema_blank(struct schema *s);
+const struct expr *schema_before(struct schema *s, const char *text);
+const struct expr *schema_after(struct schema *s, const char *text);
+const struct expr *schema_colon(struct schema *s);
+
+/* ---- schema_object.c, schema_array.c ---- */
+
+const struct expr *schema_object(struct schema *s, const json_t *flat);
+const struct expr *schema_array(struct schema *s, const json_t *flat);
 
 /* ---- schema_merge.c ---- */
 

@@ -532,7 +532,7 @@ const json_t *schema_required(struct schema *s, const json_t *flat) {
     return names;
 }
 
-/* Whether an object generated for it may have this property (schema.c, write_object). */
+/* Whether an object generated for it may have this property (schema_object.c). */
 static bool may_have(const json_t *flat, const json_t *required, const char *name) {
     const json_t *properties = json_object_get(flat, "properties");
     const json_t *rest = json_object_get(flat, "additionalProperties");
