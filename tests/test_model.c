@@ -1,10 +1,12 @@
 /* test_model.c - mixtures, recoding, and hub folders against GGUF files made by others. */
 #include <dirent.h>
 #include <inttypes.h>
+#include <math.h>
 
 #include "base/pool.h"
 #include "file/folder.h"
 #include "file/gguf.h"
+#include "model/config.h"
 #include "model/hub.h"
 #include "model/imatrix.h"
 #include "model/mixture.h"
@@ -390,6 +392,26 @@ TEST(hub_refuses_configs_that_cannot_be_run) {
         {"qwen3-a", "rope_parameters",
          "{\"rope_type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":4294967297}",
          "original_max_position_embeddings is 4294967297, expected a number from 1"},
+        {"qwen3-a", "rope_parameters", "{\"rope_type\":\"yarn\",\"factor\":4,\"truncate\":false}",
+         "truncate is false, expected true"},
+        {"qwen3-a", "rope_parameters", "{\"rope_type\":\"yarn\",\"factor\":4,\"truncate\":true}",
+         NULL},
+        {"qwen3-a", "rope_parameters",
+         "{\"rope_type\":\"yarn\",\"factor\":4,\"attention_factor\":\"1\"}",
+         "attention_factor is \"1\", expected a number above 0"},
+        {"qwen3-a", "rope_parameters", "{\"rope_type\":\"yarn\",\"factor\":4,\"beta_fast\":[]}",
+         "beta_fast is [], expected a number above 0"},
+        {"qwen3-a", "rope_parameters", "{\"full_attention\":{\"rope_theta\":1}}",
+         "the rotary value full_attention is {\"rope_theta\":1}, expected the same values for all"},
+        {"qwen3-a", "rope_scaling", "{\"rope_type\":\"linear\",\"factor\":2}",
+         "rope_parameters and rope_scaling differ, expected one of them"},
+        {"qwen3-a", "rope_scaling", "{\"rope_type\":\"default\",\"rope_theta\":1000000.0}", NULL},
+        {"qwen3-a", "rope_scaling", "{}", NULL},
+        {"qwen3-a", "partial_rotary_factor", "0.5", "partial_rotary_factor is 0.5, expected 1 for"},
+        {"qwen3-a", "partial_rotary_factor", "1", NULL},
+        {"qwen2-a", "rope_parameters", "{\"partial_rotary_factor\":0.25}",
+         "partial_rotary_factor is 0.25, expected 1 for qwen2"},
+        {"qwen3moe-a", "partial_rotary_factor", "0.5", "partial_rotary_factor is 0.5, expected 1"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct folder *folder = NULL;
@@ -429,6 +451,128 @@ TEST(hub_takes_the_name_that_transformers_5_gives_num_experts) {
     EXPECT_INT(hub ? hub->n_experts : 0, 11);
     hub_close(hub);
     folder_close(folder);
+}
+
+/* ---- rotary values of folders ------------------------------------------------------------- */
+
+/* The rotary part of what a GGUF file of the folder says. */
+static struct rope rope_of(const char *name, const char *rope, const char *more) {
+    struct config c = {0};
+    struct folder *folder = NULL;
+    struct hub *hub = NULL;
+    struct gguf_writer *w = NULL;
+    struct gguf *g = NULL;
+    struct err err = {0};
+    void *bytes = NULL;
+    size_t size = 0;
+    json_t *members = json_loads(more, 0, NULL);
+    int status = folder_open(&folder, test_data(name), true, &err);
+    json_object_set_new(folder->config, "rope_parameters", json_loads(rope, 0, NULL));
+    json_object_update(folder->config, members);
+    if (status || (status = hub_open(&hub, folder, true, &err)) ||
+        (status = gguf_writer_open(&w, NULL, 0, &err)) || (status = hub_write_keys(hub, w, &err)) ||
+        (status = gguf_writer_header(w, &bytes, &size, &err)) ||
+        (status = gguf_parse(&g, bytes, size, &err)) || (status = config_read(&c, g, &err)))
+        test_fail(__FILE__, __LINE__, "%s: %s", rope, err.text);
+    json_decref(members);
+    gguf_close(g);
+    free(bytes);
+    gguf_writer_abort(w);
+    hub_close(hub);
+    folder_close(folder);
+    return c.rope;
+}
+
+/* The pair that turns `turns` times over the original length, as transformers has it. */
+static double pair_that_turns(double turns, int dims, double theta, double original) {
+    return dims * log(original / (turns * 6.283185307179586)) / (2 * log(theta));
+}
+
+/* Heads of 32, as YaRN has them in transformers' modeling_rope_utils.py; attention is its
+ * attention_factor. */
+TEST(hub_folders_scale_by_yarn_as_transformers) {
+    enum { DIMS = 32 };
+    static const struct {
+        const char *rope, *more;
+        double theta, factor, original, fast, slow, attention;
+    } cases[] = {
+        {"{\"rope_type\":\"yarn\",\"rope_theta\":1e6,\"factor\":4,"
+         "\"original_max_position_embeddings\":256}",
+         "{}", 1e6, 4, 256, 32, 1, 1.138629436111989},
+        {"{\"type\":\"yarn\",\"factor\":2.5,\"beta_fast\":16,\"beta_slow\":null}",
+         "{\"rope_theta\":5000}", 5000, 2.5, 1024, 16, 1, 1.0916290731874155},
+        {"{\"rope_type\":\"yarn\",\"factor\":4,\"attention_factor\":0.7,\"mscale\":2,"
+         "\"mscale_all_dim\":1}",
+         "{\"original_max_position_embeddings\":100}", 1e4, 4, 100, 32, 1, 0.7},
+        {"{\"rope_type\":\"yarn\",\"factor\":8,\"mscale\":0.707,\"mscale_all_dim\":0.707,"
+         "\"beta_slow\":0.5}",
+         "{}", 1e4, 8, 1024, 32, 0.5, 1},
+        {"{\"rope_type\":\"yarn\",\"factor\":8,\"mscale\":1,\"mscale_all_dim\":0.5,"
+         "\"original_max_position_embeddings\":77}",
+         "{\"original_max_position_embeddings\":128}", 1e4, 8, 128, 32, 1, 1.0941799881},
+        {"{\"rope_type\":\"yarn\",\"factor\":8,\"mscale\":3,\"mscale_all_dim\":0}", "{}", 1e4, 8,
+         1024, 32, 1, 1.2079441541679836},
+        {"{\"rope_type\":\"yarn\",\"factor\":0.5,\"attention_factor\":1.3}", "{}", 1e4, 0.5, 1024,
+         32, 1, 1.3},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        double freqs[DIMS / 2], theta = cases[i].theta, original = cases[i].original;
+        struct rope r = rope_of("reference/qwen3-a", cases[i].rope, cases[i].more);
+        double attention = config_rope_freqs(&r, NULL, freqs);
+        double low = floor(pair_that_turns(cases[i].fast, DIMS, theta, original));
+        double high = ceil(pair_that_turns(cases[i].slow, DIMS, theta, original));
+        low = low < 0 ? 0 : low;
+        high = high > DIMS - 1 ? DIMS - 1 : high;
+        EXPECT_NEAR(attention, cases[i].attention, 1e-6);
+        for (int p = 0; p < DIMS / 2; p++) {
+            double ramp = (p - low) / (high - low), whole = pow(theta, -2.0 * p / DIMS);
+            ramp = ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
+            double expected = whole / cases[i].factor * ramp + whole * (1 - ramp);
+            if (!(fabs(freqs[p] / expected - 1) < 1e-6))
+                test_fail(__FILE__, __LINE__, "%s: pair %d turns by %.9g, expected %.9g",
+                          cases[i].rope, p, freqs[p], expected);
+        }
+    }
+}
+
+static const struct hub_tensor *hub_tensor(const struct hub *h, const char *name) {
+    for (uint32_t i = 0; i < h->n_tensors; i++)
+        if (strcmp(h->tensors[i].name, name) == 0)
+            return &h->tensors[i];
+    return NULL;
+}
+
+/* Llama 3's divisors come from the length before scaling, wherever it is. */
+TEST(hub_folders_scale_by_llama3_from_the_original_length) {
+    static const struct {
+        const char *name, *value;
+        double original;
+    } cases[] = {{"rope_theta", "10000.0", 96}, /* llama-b's own */
+                 {"original_max_position_embeddings", "200", 200},
+                 {"rope_scaling",
+                  "{\"rope_type\":\"llama3\",\"factor\":4,\"low_freq_factor\":1,"
+                  "\"high_freq_factor\":4}",
+                  1024}}; /* max_position_embeddings */
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct folder *folder = NULL;
+        struct hub *hub = NULL;
+        struct err err = {0};
+        EXPECT_INT(folder_open(&folder, test_data("reference/llama-b"), true, &err), SLUICE_OK);
+        json_object_set_new(folder->config, cases[i].name,
+                            json_loads(cases[i].value, JSON_DECODE_ANY, NULL));
+        json_object_set_new(folder->config, "rope_theta", json_real(10000));
+        EXPECT_INT(hub_open(&hub, folder, true, &err), SLUICE_OK);
+        const struct hub_tensor *t = hub ? hub_tensor(hub, "rope_freqs.weight") : NULL;
+        EXPECT(t && t->dims[0] == 16);
+        for (int p = 0; t && p < 16; p++) {
+            double wave = 6.283185307179586 * pow(10000, p / 16.0);
+            double smooth = (cases[i].original / wave - 1) / (4 - 1);
+            smooth = smooth < 0 ? 0 : smooth > 1 ? 1 : smooth;
+            EXPECT_NEAR(t->values[p], 1 / ((1 - smooth) / 4 + smooth), 1e-5);
+        }
+        hub_close(hub);
+        folder_close(folder);
+    }
 }
 
 /* By config.json there is none, or by the tensors one is missing. */

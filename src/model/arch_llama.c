@@ -83,7 +83,23 @@ static int emit_layer(const struct emit *e, uint32_t layer) {
 
 /* ---- hub folders -------------------------------------------------------------------------- */
 
+/* Heads of these rotate as a whole: some programs ignore such a value, others obey it. */
+static int hub_config(struct hub *h, struct err *err) {
+    double part = 1;
+    int status = hub_number(h, h->folder->config, "partial_rotary_factor", 1, &part, err);
+    if (!status)
+        status = hub_number(h, hub_rope(h), "partial_rotary_factor", part, &part, err);
+    if (!status && part != 1)
+        status = err_set(err, SLUICE_ERR_UNSUPPORTED,
+                         "%s/config.json: partial_rotary_factor is %g, expected 1 for %s",
+                         h->folder->path, part, h->arch->name);
+    return status;
+}
+
 static int hub_config_experts(struct hub *h, struct err *err) {
+    int status = hub_config(h, err);
+    if (status)
+        return status;
     if (!json_object_get(h->folder->config, "norm_topk_prob")) /* that is false, to transformers */
         return err_set(err, SLUICE_ERR_UNSUPPORTED,
                        "%s/config.json: norm_topk_prob is missing, expected true", h->folder->path);
@@ -160,6 +176,7 @@ const struct arch arch_llama = {
     .model_types = {"llama"},
     .global_names = global_names,
     .layer_names = {norm_names, paired_qk_names, vo_names, ffn_names},
+    .hub_config = hub_config,
     .hub_keys = hub_keys,
 };
 
@@ -171,6 +188,7 @@ const struct arch arch_qwen2 = {
     .model_types = {"qwen2"},
     .global_names = global_names,
     .layer_names = {norm_names, qk_names, vo_names, qk_norm_names, ffn_names},
+    .hub_config = hub_config,
     .hub_keys = hub_keys,
 };
 
@@ -182,6 +200,7 @@ const struct arch arch_qwen3 = {
     .model_types = {"qwen3"},
     .global_names = global_names,
     .layer_names = {norm_names, qk_names, vo_names, qk_norm_names, ffn_names},
+    .hub_config = hub_config,
     .hub_keys = hub_keys,
 };
 

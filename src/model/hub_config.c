@@ -69,7 +69,7 @@ static bool flag(const struct hub *h, const char *name, bool fallback) {
 
 const json_t *hub_rope(const struct hub *h) {
     const json_t *v = json_object_get(h->folder->config, "rope_parameters");
-    if (!json_is_object(v))
+    if (json_object_size(v) == 0)
         v = json_object_get(h->folder->config, "rope_scaling");
     return json_is_object(v) ? v : NULL;
 }
@@ -105,16 +105,42 @@ int hub_refuse_flag(const struct hub *h, const char *name, bool expected, struct
                    h->folder->path, name, expected ? "false" : "true");
 }
 
-/* One of another kind, or with a type of another kind, would be taken for none. */
-static int check_rope(const struct hub *h, struct err *err) {
+/* One of another kind would be taken for none. With both, transformers takes rope_scaling; it would
+ * also lose what only rope_parameters has, so the two must be the same. */
+static int check_rope_objects(const struct hub *h, struct err *err) {
     static const char *const names[] = {"rope_parameters", "rope_scaling"};
-    static const char *const types[] = {"rope_type", "type"};
+    const json_t *given[2];
     char text[40];
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const json_t *v = json_object_get(h->folder->config, names[i]);
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *v = given[i] = json_object_get(h->folder->config, names[i]);
         if (v && !json_is_null(v) && !json_is_object(v))
             return err_set(err, SLUICE_ERR_FORMAT, "%s/config.json: %s is %s, expected an object",
                            h->folder->path, names[i], found(v, text));
+    }
+    if (json_object_size(given[0]) > 0 && json_object_size(given[1]) > 0 &&
+        !json_equal(given[0], given[1]))
+        return err_set(err, SLUICE_ERR_FORMAT,
+                       "%s/config.json: rope_parameters and rope_scaling differ, expected one of "
+                       "them",
+                       h->folder->path);
+    return SLUICE_OK;
+}
+
+/* One with a type of another kind would be taken for none, too. */
+static int check_rope(const struct hub *h, struct err *err) {
+    static const char *const types[] = {"rope_type", "type"};
+    const char *name;
+    json_t *value;
+    char text[40];
+    int status = check_rope_objects(h, err);
+    if (status)
+        return status;
+    json_object_foreach((json_t *)hub_rope(h), name, value) {
+        if (json_is_object(value)) /* values of each kind of layer */
+            return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                           "%s/config.json: the rotary value %s is %s, expected the same values "
+                           "for all layers",
+                           h->folder->path, name, found(value, text));
     }
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         const json_t *v = json_object_get(hub_rope(h), types[i]);
@@ -149,6 +175,7 @@ static int check_layer_types(const struct hub *h, struct err *err) {
 
 static int refuse_unsupported(const struct hub *h, struct err *err) {
     const char *rope = hub_rope_type(h);
+    char text[40];
     bool is_known = !strcmp(rope, "default") || !strcmp(rope, "linear") || !strcmp(rope, "yarn") ||
                     !strcmp(rope, "llama3");
     int status = hub_refuse_text(h, "hidden_act", "silu", err);
@@ -158,6 +185,11 @@ static int refuse_unsupported(const struct hub *h, struct err *err) {
         status = check_layer_types(h, err);
     if (!status)
         status = check_rope(h, err);
+    const json_t *truncate = json_object_get(hub_rope(h), "truncate");
+    if (!status && !strcmp(rope, "yarn") && truncate && !json_is_true(truncate))
+        status = err_set(err, SLUICE_ERR_UNSUPPORTED,
+                         "%s/config.json: truncate is %s, expected true: whole rotary pairs",
+                         h->folder->path, found(truncate, text));
     if (!status && !is_known)
         status =
             err_set(err, SLUICE_ERR_UNSUPPORTED,
@@ -242,6 +274,48 @@ void hub_copy_count(struct hub_keys *k, const char *theirs, const char *ours) {
     hub_put_u32(k, ours, v);
 }
 
+/* The length that a model was trained with before it was scaled; NULL: not given. Beside the rotary
+ * values it counts more than among them, as in transformers. */
+static const json_t *original_context(const struct hub *h) {
+    static const char name[] = "original_max_position_embeddings";
+    const json_t *v = json_object_get(h->folder->config, name);
+    if (!v || json_is_null(v))
+        v = json_object_get(hub_rope(h), name);
+    return v && !json_is_null(v) ? v : NULL;
+}
+
+/* YaRN's factor of cos and sin: `weight` is 1, or one of mscale and mscale_all_dim. */
+static double yarn_attention(double factor, double weight) {
+    return factor > 1 ? 1 + 0.1 * weight * log(factor) : 1;
+}
+
+/* A rotary value that is absent where it is null or 0; *has says whether it is there. */
+static int optional_number(const struct hub *h, const char *name, bool *has, double *out,
+                           struct err *err) {
+    const json_t *v = json_object_get(hub_rope(h), name);
+    *has = v && !json_is_null(v) && !(json_is_number(v) && json_number_value(v) == 0);
+    return *has ? hub_number(h, hub_rope(h), name, 1, out, err) : SLUICE_OK;
+}
+
+/* The factor of cos and sin if it is another than that of YaRN alone. GGUF's multiplies that one,
+ * theirs replaces it. */
+static void put_attention_factor(struct hub_keys *k, double factor) {
+    const struct hub *h = k->hub;
+    const json_t *own = json_object_get(hub_rope(h), "attention_factor");
+    bool has_given = own && !json_is_null(own), has_scale, has_all_dim;
+    double given = 1, scale, all_dim;
+    if (k->status ||
+        (has_given &&
+         (k->status = hub_number(h, hub_rope(h), "attention_factor", 1, &given, k->err))) ||
+        (k->status = optional_number(h, "mscale", &has_scale, &scale, k->err)) ||
+        (k->status = optional_number(h, "mscale_all_dim", &has_all_dim, &all_dim, k->err)))
+        return;
+    if (!has_given && has_scale && has_all_dim)
+        given = yarn_attention(factor, scale) / yarn_attention(factor, all_dim);
+    if (has_given || (has_scale && has_all_dim))
+        hub_put_f32(k, "rope.scaling.attn_factor", given / yarn_attention(factor, 1));
+}
+
 static void put_rope_scaling(struct hub_keys *k) {
     const char *type = hub_rope_type(k->hub);
     if (strcmp(type, "linear") != 0 && strcmp(type, "yarn") != 0)
@@ -250,32 +324,31 @@ static void put_rope_scaling(struct hub_keys *k) {
         const char *theirs, *ours;
     } numbers[] = {{"beta_fast", "rope.scaling.yarn_beta_fast"},
                    {"beta_slow", "rope.scaling.yarn_beta_slow"}};
-    const json_t *rope = hub_rope(k->hub);
+    const json_t *original = original_context(k->hub);
     char full[128];
     double factor = 1, v;
+    bool has;
     if (!k->status)
         k->status =
             gguf_write_str(k->w, full_name(k, "rope.scaling.type", full), str_of(type), k->err);
     if (!k->status)
-        k->status = hub_number(k->hub, rope, "factor", 0, &factor, k->err);
+        k->status = hub_number(k->hub, hub_rope(k->hub), "factor", 0, &factor, k->err);
     hub_put_f32(k, "rope.scaling.factor", factor);
-    const json_t *original = json_object_get(rope, "original_max_position_embeddings");
-    if (original && !json_is_null(original) && !k->status)
+    if (original && !k->status)
         k->status = check_count(k->hub, "original_max_position_embeddings", original,
                                 UINT32_MAX >> 1, k->err);
-    if (json_is_integer(original) && !k->status)
+    if (original && !k->status)
         hub_put_u32(k, "rope.scaling.original_context_length",
                     (uint32_t)json_integer_value(original));
-    /* Theirs replaces 1 + 0.1 ln(factor), ours multiplies it. */
-    if (!k->status && json_is_number(json_object_get(rope, "attention_factor"))) {
-        k->status = hub_number(k->hub, rope, "attention_factor", 1, &v, k->err);
-        hub_put_f32(k, "rope.scaling.attn_factor", v / (1 + 0.1 * log(factor)));
+    if (strcmp(type, "yarn") != 0)
+        return;
+    put_attention_factor(k, factor);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        if (!k->status)
+            k->status = optional_number(k->hub, numbers[i].theirs, &has, &v, k->err);
+        if (!k->status && has)
+            hub_put_f32(k, numbers[i].ours, v);
     }
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        if (!k->status && json_is_number(json_object_get(rope, numbers[i].theirs))) {
-            k->status = hub_number(k->hub, rope, numbers[i].theirs, 1, &v, k->err);
-            hub_put_f32(k, numbers[i].ours, k->status ? 1 : v);
-        }
 }
 
 int hub_write_keys(const struct hub *h, struct gguf_writer *w, struct err *err) {
@@ -307,14 +380,17 @@ int hub_rope_divisors(struct hub *h, float **out, struct err *err) {
     *out = NULL;
     if (strcmp(hub_rope_type(h), "llama3") != 0)
         return SLUICE_OK;
-    const json_t *rope = hub_rope(h);
+    const json_t *rope = hub_rope(h), *config = h->folder->config;
+    static const char before[] = "original_max_position_embeddings"; /* see original_context */
     double theta, factor, low, high, original;
     int status;
-    if ((status = read_theta(h, &theta, err)) ||
+    if ((status = hub_number(h, config, "max_position_embeddings", 0, &original, err)) ||
+        (status = hub_number(h, rope, before, original, &original, err)) ||
+        (status = hub_number(h, config, before, original, &original, err)) ||
+        (status = read_theta(h, &theta, err)) ||
         (status = hub_number(h, rope, "factor", 0, &factor, err)) ||
         (status = hub_number(h, rope, "low_freq_factor", 1, &low, err)) ||
-        (status = hub_number(h, rope, "high_freq_factor", 4, &high, err)) ||
-        (status = hub_number(h, rope, "original_max_position_embeddings", 8192, &original, err)))
+        (status = hub_number(h, rope, "high_freq_factor", 4, &high, err)))
         return status;
     if (high <= low)
         return err_set(err, SLUICE_ERR_FORMAT,
