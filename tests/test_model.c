@@ -575,6 +575,29 @@ TEST(hub_folders_scale_by_llama3_from_the_original_length) {
     }
 }
 
+/* A head that is stored although it is tied counts where it is not the embedding. */
+TEST(hub_tied_heads_that_are_stored_are_used_if_they_differ) {
+    for (int i = 0; i < 4; i++) {
+        struct folder *folder = NULL;
+        struct hub *hub = NULL;
+        struct err err = {0};
+        bool is_tied = i % 2, is_same = i / 2;
+        EXPECT_INT(folder_open(&folder, test_data("reference/llama-a"), true, &err), SLUICE_OK);
+        json_object_set_new(folder->config, "tie_word_embeddings", json_boolean(is_tied));
+        struct tensor *head =
+            (struct tensor *)safetensors_find(folder->weights, STR("lm_head.weight"));
+        const struct tensor *embed =
+            safetensors_find(folder->weights, STR("model.embed_tokens.weight"));
+        EXPECT(head && embed && head->bytes == embed->bytes);
+        if (is_same)
+            head->data = embed->data;
+        EXPECT_INT(hub_open(&hub, folder, true, &err), SLUICE_OK);
+        EXPECT((hub_tensor(hub, "output.weight") == NULL) == (is_tied && is_same));
+        hub_close(hub);
+        folder_close(folder);
+    }
+}
+
 /* By config.json there is none, or by the tensors one is missing. */
 TEST(hub_knows_a_draft_block) {
     static const char *const names[] = {"mtp/qwen35-mtp", "mtp/qwen35moe-mtp"};

@@ -163,11 +163,18 @@ static int take_parts(struct binder *b, struct hub_tensor *t, enum hub_part part
     return SLUICE_OK;
 }
 
+/* Some writers store the matrix that embedding and head share twice. Where the two differ, the head
+ * was trained after all, and tie_word_embeddings is wrong: transformers 5 decides so, too. */
+static bool is_embedding_again(struct binder *b, const struct tensor *head) {
+    const struct tensor *embed = take(b, "embed_tokens.weight");
+    return b->hub->is_tied && embed && embed->type == head->type && embed->bytes == head->bytes &&
+           memcmp(embed->data, head->data, head->bytes) == 0;
+}
+
 static int bind_one(struct binder *b, const char *theirs, const char *ours,
                     const struct hub_name *row) {
     const struct tensor *s = take(b, theirs);
-    /* Some writers store the matrix that embedding and head share twice. */
-    if (!s || (b->hub->is_tied && strcmp(ours, "output.weight") == 0))
+    if (!s || (strcmp(ours, "output.weight") == 0 && is_embedding_again(b, s)))
         return SLUICE_OK;
     struct hub_tensor *t = tensor_from(b, ours, 1);
     if (!t)
