@@ -835,6 +835,38 @@ TEST(text_special_tokens) {
     tokenizer_close(t);
 }
 
+/* Tokens whose text is that of others: " a" is not the one that merges make, "_" and what a byte is
+ * stored as are the same token. */
+TEST(text_special_tokens_do_not_replace_those_of_merges) {
+    static const char json[] =
+        "{`added_tokens`:[{`id`:9,`content`:` a`,`single_word`:true},"
+        "{`id`:5,`content`:`_`,`single_word`:true,`special`:true},{`id`:2,`content`:`\u00e9`},"
+        "{`id`:10,`content`:`ba`,`single_word`:true}],`pre_tokenizer`:" BYTE_LEVEL
+        ",`model`:{`type`:`BPE`,`ignore_merges`:%s,`vocab`:{`a`:0,`b`:1,`\u00e9`:2,`\u00c3`:3,"
+        "`\u00a9`:4,`_`:5,`\u00c3\u00a9`:6,`\u0120`:7,`\u0120a`:8},"
+        "`merges`:[`\u0120 a`,`\u00c3 \u00a9`]}}";
+    for (int on = 0; on < 2; on++) {
+        struct tokenizer *t = NULL;
+        struct err err = {0};
+        char text[1024];
+        snprintf(text, sizeof text, json, on ? "true" : "false");
+        if (load_json(&t, text, &err) != SLUICE_OK)
+            test_fail(__FILE__, __LINE__, "%s", err.text);
+        if (!t)
+            return;
+        EXPECT_STR(ids_of_z(t, " a", ENCODE_SPECIAL), "9");
+        EXPECT_STR(ids_of_z(t, "b a", ENCODE_SPECIAL), "1 8");
+        EXPECT_STR(ids_of_z(t, "ba", ENCODE_SPECIAL), "10");
+        EXPECT_STR(ids_of_z(t, "ba\u0301", ENCODE_SPECIAL), "1 0"); /* the accent is unknown */
+        EXPECT_STR(ids_of_z(t, "_", ENCODE_SPECIAL), "5");
+        EXPECT_STR(ids_of_z(t, "a_ _", ENCODE_SPECIAL), "0 5 7 5");
+        EXPECT_STR(ids_of_z(t, "a_", 0), "0 5"); /* no text is lost */
+        EXPECT_STR(ids_of_z(t, "\u00e9", 0), "2");
+        EXPECT_STR(ids_of_z(t, "\u9a69", 0), "2 4 4"); /* its bytes */
+        tokenizer_close(t);
+    }
+}
+
 /* Tags that no text may contain, though the file says nothing of it. */
 TEST(text_tags_are_control_tokens) {
     static const char with_tags[] = "{`added_tokens`:[" ADDED("3", "<fim_prefix>", "") "," ADDED(

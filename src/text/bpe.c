@@ -52,18 +52,39 @@ struct building {
     size_t n_missing;      /* at most this many of them */
 };
 
-/* Of two tokens with the same bytes the last one counts, and a plain one wins over a byte token. */
+/* A special token: its text is what it stands for, but merges know it as the bytes that this text
+ * is the printable form of, and not at all if it is not of that form. A control token is made from
+ * text only if it is a byte, which nothing else would encode. */
+static int map_special(struct bpe *bpe, struct arena *arena, const struct vocab *vocab, uint32_t i,
+                       struct err *err) {
+    const struct token *token = &vocab->tokens[i];
+    char *bytes = arena_alloc(arena, token->text.len);
+    if (!bytes)
+        return err_memory(err, "the vocabulary");
+    size_t n = bpe_unmap(token->text, bytes);
+    if (n == 1 || (n > 1 && n != SIZE_MAX && token->type == TOKEN_USER))
+        strmap_add(&bpe->words, (struct str){bytes, n}, i);
+    return SLUICE_OK;
+}
+
+/* Of two tokens with the same bytes the last one counts; a normal one wins over a special one, and
+ * that over a byte token. */
 static int map_words(struct bpe *bpe, struct arena *arena, const struct vocab *vocab,
                      struct err *err) {
+    int status = SLUICE_OK;
     if (!strmap_init(&bpe->words, arena, (size_t)vocab->count))
         return err_memory(err, "the vocabulary");
     for (int32_t i = vocab->count; i-- > 0;)
-        if (token_is_plain(&vocab->tokens[i]) && vocab->tokens[i].bytes.len > 0)
+        if (vocab->tokens[i].type == TOKEN_NORMAL && vocab->tokens[i].bytes.len > 0)
             strmap_add(&bpe->words, vocab->tokens[i].bytes, (uint32_t)i);
+    for (int32_t i = vocab->count; !status && i-- > 0;)
+        if ((vocab->tokens[i].type == TOKEN_USER || vocab->tokens[i].type == TOKEN_CONTROL) &&
+            !(vocab->tokens[i].flags & TOKEN_ADDED))
+            status = map_special(bpe, arena, vocab, (uint32_t)i, err);
     for (int32_t i = vocab->count; i-- > 0;)
         if (vocab->tokens[i].type == TOKEN_BYTE && vocab->tokens[i].bytes.len == 1)
             strmap_add(&bpe->words, vocab->tokens[i].bytes, (uint32_t)i);
-    return SLUICE_OK;
+    return status;
 }
 
 /* The symbol of a string; SYMBOL_NONE when it has none yet. */

@@ -17,7 +17,7 @@ struct merge_text {
 /* (1) A symbol stands for a string of bytes, and no two for the same. Symbols below n_tokens are
  *     tokens; the others are strings that only occur while merging. */
 struct bpe {
-    struct strmap words; /* bytes to token, of the plain tokens */
+    struct strmap words; /* bytes to token, of all that merges may make */
     struct pairs pairs;
     struct str *parts; /* the bytes of the symbols that are not tokens */
     uint32_t n_tokens, n_parts;

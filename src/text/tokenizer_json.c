@@ -238,7 +238,7 @@ static int read_added(struct loading *l, const json_t *entry, struct err *err) {
         .type = is_control ? TOKEN_CONTROL : TOKEN_USER,
         .flags = flag_of(entry, "lstrip", TOKEN_LSTRIP) | flag_of(entry, "rstrip", TOKEN_RSTRIP) |
                  flag_of(entry, "single_word", TOKEN_SINGLE_WORD) |
-                 flag_of(entry, "normalized", TOKEN_NORMALIZED),
+                 flag_of(entry, "normalized", TOKEN_NORMALIZED) | (known ? 0 : TOKEN_ADDED),
     };
     return SLUICE_OK;
 }

@@ -11,6 +11,7 @@ enum token_flag {
     TOKEN_RSTRIP = 1 << 2,      /* and after it */
     TOKEN_SINGLE_WORD = 1 << 3, /* not found inside a word */
     TOKEN_NORMALIZED = 1 << 4,  /* looked for in the normalized text */
+    TOKEN_ADDED = 1 << 5,       /* not in the model's own vocabulary: no merge makes it */
 };
 
 struct token {
