@@ -499,10 +499,11 @@ TEST(random_caches_of_values_that_are_not_finite) {
 
 /* Keys and tensors of a file that its model alone would not have. */
 struct odd_parts {
-    uint32_t blocks, drafts; /* block_count and nextn_predict_layers; 0: as they are */
-    bool has_no_drafts;      /* and says so: nextn_predict_layers is 0 */
-    const char *tensors[3];  /* of one value each */
-    const char *none;        /* a count that is written, as 0 */
+    uint32_t blocks, drafts;     /* block_count and nextn_predict_layers; 0: as they are */
+    bool has_no_drafts;          /* and says so: nextn_predict_layers is 0 */
+    const char *tensors[3];      /* of one value each */
+    const char *none;            /* a count that is written, as 0 */
+    const char *no, *two, *half; /* keys with the values false, 2 and 0.5 */
 };
 
 static int describe_odd(const struct random_model *m, const struct odd_parts *odd,
@@ -518,6 +519,15 @@ static int describe_odd(const struct random_model *m, const struct odd_parts *od
     snprintf(drafts, sizeof drafts, "%s.%s", m->arch, odd->none);
     if (!status && odd->none)
         status = gguf_write_u32(w, drafts, 0, err);
+    snprintf(drafts, sizeof drafts, "%s.%s", m->arch, odd->no);
+    if (!status && odd->no)
+        status = gguf_write_bool(w, drafts, false, err);
+    snprintf(drafts, sizeof drafts, "%s.%s", m->arch, odd->two);
+    if (!status && odd->two)
+        status = gguf_write_u32(w, drafts, 2, err);
+    snprintf(drafts, sizeof drafts, "%s.%s", m->arch, odd->half);
+    if (!status && odd->half)
+        status = gguf_write_f32(w, drafts, 0.5f, err);
     for (int i = 0; !status && i < 3 && odd->tensors[i]; i++)
         status = gguf_write_tensor(w, str_of(odd->tensors[i]), DT_F32, (uint64_t[]){1}, 1, err);
     return status;
@@ -609,6 +619,40 @@ TEST(random_files_with_more_than_the_model) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct random_model m = random_tiny(cases[i].arch);
         sluice_model *model = NULL;
+        if (!write_holes(&m, &cases[i].odd, path))
+            continue;
+        int status = sluice_model_open(&model, path);
+        const char *text = status ? sluice_model_error(model) : "";
+        if (!cases[i].error != !status || (status && !strstr(text, cases[i].error)))
+            test_fail(__FILE__, __LINE__, "case %zu: %d %s, expected %s", i, status, text,
+                      cases[i].error ? cases[i].error : "success");
+        sluice_model_close(model);
+    }
+    remove(path);
+}
+
+/* Keys that ask for something else than what is computed. */
+TEST(random_files_with_keys_that_are_not_supported) {
+    static const struct {
+        const char *arch;
+        struct odd_parts odd;
+        const char *error; /* NULL: it opens */
+    } cases[] = {
+        {"qwen3moe", {0}, NULL},
+        {"qwen2", {.no = "attention.causal"}, "qwen2.attention.causal is false, which is not"},
+        {"llama", {.two = "attention.causal"}, "llama.attention.causal is u32, expected bool"},
+        {"llama", {.half = "logit_scale"}, "llama.logit_scale is 0.5, which is not supported"},
+        {"llama", {.no = "expert_weights_norm"}, NULL}, /* it has no experts */
+        {"qwen3moe", {.no = "expert_weights_norm"}, "expert_weights_norm is false, expected true"},
+        {"qwen35moe", {.two = "expert_gating_func"}, "expert_gating_func is 2, expected 1: softm"},
+        {"qwen3moe", {.half = "expert_weights_scale"}, "expert_weights_scale is 0.5, expected 1"},
+    };
+    const char *path = test_temporary("keys.gguf");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct random_model m = random_tiny(cases[i].arch);
+        sluice_model *model = NULL;
+        if (strstr(m.arch, "moe"))
+            m.experts = 3, m.used = 2;
         if (!write_holes(&m, &cases[i].odd, path))
             continue;
         int status = sluice_model_open(&model, path);

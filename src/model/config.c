@@ -129,6 +129,13 @@ static int refuse_unsupported(const struct config *c, const struct gguf *keys, s
             return err_set(err, SLUICE_ERR_UNSUPPORTED, "%s: key %s is %g, which is not supported",
                            keys->path, full, gguf_float_at(key, 0));
     }
+    bool is_causal = true;
+    int got = gguf_get_bool(keys, full_name(c, "attention.causal", full), &is_causal, err);
+    if (got < 0)
+        return got;
+    if (!is_causal)
+        return err_set(err, SLUICE_ERR_UNSUPPORTED, "%s: key %s is false, which is not supported",
+                       keys->path, full);
     return SLUICE_OK;
 }
 

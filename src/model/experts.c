@@ -1,10 +1,41 @@
 /* experts.c - what models with experts share: keys, tensors, names in a hub folder. */
+#include <stdio.h>
+
 #include "base/size.h"
 #include "model/arch.h"
 
+/* ROUTE takes the best by softmax, and their weights add up to 1. */
+static int refuse_routing(const struct config *c, const struct gguf *keys, struct err *err) {
+    enum { SOFTMAX = 1 };
+    char scale[64], gating[64], norm[64];
+    snprintf(scale, sizeof scale, "%s.expert_weights_scale", c->arch);
+    snprintf(gating, sizeof gating, "%s.expert_gating_func", c->arch);
+    snprintf(norm, sizeof norm, "%s.expert_weights_norm", c->arch);
+    float factor = 1;
+    uint32_t function = SOFTMAX;
+    bool is_normed = true;
+    int got;
+    if ((got = gguf_get_f32(keys, scale, &factor, err)) < 0 ||
+        (got = gguf_get_u32(keys, gating, &function, err)) < 0 ||
+        (got = gguf_get_bool(keys, norm, &is_normed, err)) < 0)
+        return got;
+    if (factor != 0 && factor != 1)
+        return err_set(err, SLUICE_ERR_UNSUPPORTED, "%s: key %s is %g, expected 1", keys->path,
+                       scale, (double)factor);
+    if (function != 0 && function != SOFTMAX)
+        return err_set(err, SLUICE_ERR_UNSUPPORTED, "%s: key %s is %u, expected %d: softmax",
+                       keys->path, gating, function, SOFTMAX);
+    if (!is_normed)
+        return err_set(err, SLUICE_ERR_UNSUPPORTED, "%s: key %s is false, expected true",
+                       keys->path, norm);
+    return SLUICE_OK;
+}
+
 int config_experts(struct model *m, struct err *err) {
     struct config *c = &m->config;
-    int status;
+    int status = refuse_routing(c, m->keys, err);
+    if (status)
+        return status;
     if ((status = config_u32(c, m->keys, "expert_count", MAX_EXPERTS, true, &c->experts, err)) ||
         (status = config_u32(c, m->keys, "expert_used_count", c->experts, true, &c->experts_used,
                              err)) ||

@@ -173,6 +173,18 @@ static int check_layer_types(const struct hub *h, struct err *err) {
     return SLUICE_OK;
 }
 
+/* Values that some layers have and others do not. */
+static int check_each_layer(const struct hub *h, struct err *err) {
+    const json_t *each = json_object_get(h->folder->config, "per_layer_config");
+    char text[40];
+    if (json_object_size(each) == 0 && json_array_size(each) == 0)
+        return SLUICE_OK;
+    return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                   "%s/config.json: per_layer_config is %s, expected the same values for all "
+                   "layers",
+                   h->folder->path, found(each, text));
+}
+
 static int refuse_unsupported(const struct hub *h, struct err *err) {
     const char *rope = hub_rope_type(h);
     char text[40];
@@ -181,6 +193,10 @@ static int refuse_unsupported(const struct hub *h, struct err *err) {
     int status = hub_refuse_text(h, "hidden_act", "silu", err);
     if (!status)
         status = hub_refuse_flag(h, "use_sliding_window", false, err);
+    if (!status)
+        status = hub_refuse_flag(h, "is_causal", true, err);
+    if (!status)
+        status = check_each_layer(h, err);
     if (!status)
         status = check_layer_types(h, err);
     if (!status)
