@@ -758,7 +758,7 @@ class Ours:
         text = os.path.join(ROOT, "src/text")
         files = [os.path.join(text, n) for n in sorted(os.listdir(text))
                  if n.startswith("jinja") and n.endswith(".c")]
-        files += [os.path.join(ROOT, "src/base", n + ".c") for n in ("arena", "err", "str")]
+        files += [os.path.join(ROOT, "src/base", n + ".c") for n in ("arena", "entropy", "err", "locale", "str")]
         subprocess.run(["cc", "-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-fsanitize=address,undefined",
                         "-fno-sanitize-recover=all", "-I", self.folder.name,
                         "-I", os.path.join(ROOT, "include"), "-I", os.path.join(ROOT, "src"), source,
