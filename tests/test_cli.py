@@ -544,6 +544,34 @@ def test_convert_equals_the_given_gguf():
     assert compared >= 8, compared
 
 
+def test_convert_keeps_what_texts_and_generations_end_with():
+    """What the tokenizer's template puts last, and ids of generation_config.json that no text tells."""
+    with tempfile.TemporaryDirectory() as d:
+        folder, out = Path(d) / "model", Path(d) / "out.gguf"
+        shutil.copytree(REFERENCE / "qwen3-a", folder)
+        for f in folder.iterdir():
+            f.chmod(0o644)
+        tokenizer = json.loads((folder / "tokenizer.json").read_text())
+        id_of = {a["content"]: a["id"] for a in tokenizer["added_tokens"]}
+        last, turn = id_of["<|endoftext|>"], id_of["<|im_end|>"]
+        generation = json.loads((folder / "generation_config.json").read_text())
+        token = "tokenizer.ggml.{}_token_id".format
+        cases = [(None, [turn, last], {"eos": turn}), ("<|endoftext|>", [turn, last], {"eos": last, "eot": turn}),
+                 (None, [turn, 12, last, 13, 14], {"eos": turn, "eot": 12, "eom": 13}),
+                 ("<|endoftext|>", [13], {"eos": last, "eot": turn, "eom": 13}), ("<|im_end|>", 13, {"eos": turn})]
+        for text, ends, expected in cases:
+            template = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": text, "type_id": 0}}]}
+            (folder / "tokenizer.json").write_text(json.dumps(dict(tokenizer, post_processor=template if text else None)))
+            (folder / "generation_config.json").write_text(json.dumps(dict(generation, eos_token_id=ends)))
+            good("convert", folder, out)
+            keys = {k: v["value"] for k, v in inspect(out)["keys"].items()}
+            assert {k: keys[token(k)] for k in ("eos", "eot", "eom") if token(k) in keys} == expected, (text, ends, keys)
+            assert keys.get("tokenizer.ggml.add_eos_token", False) == bool(text), keys
+            for model in (folder, out):
+                ids = good("tokenize", "-m", model, "--bos", "--json", "-p", "a")
+                assert json.loads(ids)[1:] == ([id_of[text]] if text else []), (model, ids)
+
+
 def test_convert_leaves_out_half_a_draft_block():
     whole = DATA / "mtp/qwen35-mtp"
     with tempfile.TemporaryDirectory() as d:

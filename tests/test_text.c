@@ -917,6 +917,39 @@ TEST(text_folder_settings) {
     }
 }
 
+/* What the template puts last need not be EOS: embedding models have <|endoftext|> there. */
+TEST(text_folder_puts_last_what_its_template_has) {
+    static const char folder[] =
+        "{`tokenizer`:{`added_tokens`:[" ADDED("3", "<b>", ",`special`:true") "," ADDED(
+            "4", "<e>", ",`special`:true") "],`post_processor`:{`type`:`TemplateProcessing`,"
+                                           "`single`:[{`Sequence`:{`id`:`A`}},"
+                                           "{`SpecialToken`:{`id`:`<b>`}}]}," MODEL(
+                                               "`a`:0,`b`:1,`c`:2", "") "},"
+        "`tokenizer_config`:{%s}}";
+    static const struct {
+        const char *config, *expected;
+        int eos, last;
+    } cases[] = {{"`eos_token`:`<e>`", "0 3", 4, 3},
+                 {"`eos_token`:`<e>`,`add_eos_token`:true", "0 3", 4, 3},
+                 {"`eos_token`:`<e>`,`add_eos_token`:false", "0", 4, -1},
+                 {"", "0 3", 3, 3}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct tokenizer *t = NULL;
+        struct err err = {0};
+        char text[2048];
+        snprintf(text, sizeof text, folder, cases[i].config);
+        if (load_json(&t, text, &err) != SLUICE_OK)
+            test_fail(__FILE__, __LINE__, "%s", err.text);
+        if (!t)
+            return;
+        EXPECT_STR(ids_of_z(t, "a", ENCODE_BOS), cases[i].expected);
+        EXPECT_STR(ids_of_z(t, "a", 0), "0");
+        EXPECT_INT(tokenizer_eos(t), cases[i].eos);
+        EXPECT_INT(tokenizer_last(t), cases[i].last);
+        tokenizer_close(t);
+    }
+}
+
 /* ---- NFC ---- */
 
 TEST(text_nfc) {

@@ -48,7 +48,7 @@ struct tokenizer *tokenizer_new(int32_t count, struct err *err) {
         return NULL;
     }
     t->vocab.count = count;
-    t->bos = t->eos = t->spm.unknown = -1;
+    t->bos = t->eos = t->last = t->spm.unknown = -1;
     for (int32_t i = 0; i < count; i++)
         t->vocab.tokens[i].type = TOKEN_UNUSED;
     return t;
@@ -172,6 +172,10 @@ static bool is_among(struct str text, const char *const *texts, size_t n) {
     return false;
 }
 
+bool tokenizer_text_ends(struct str text) {
+    return is_among(text, end_texts, sizeof end_texts / sizeof *end_texts);
+}
+
 /* Only special tokens: in many vocabularies </s> is also ordinary text. Some files have these as
  * defined by the user, which any text could contain. */
 static void mark_tags(struct tokenizer *t) {
@@ -179,7 +183,7 @@ static void mark_tags(struct tokenizer *t) {
         struct token *token = &t->vocab.tokens[i];
         if (token->type != TOKEN_CONTROL && token->type != TOKEN_USER)
             continue;
-        bool is_end = is_among(token->text, end_texts, sizeof end_texts / sizeof *end_texts);
+        bool is_end = tokenizer_text_ends(token->text);
         if (is_end)
             tokenizer_add_end(t, i);
         if (is_end || is_among(token->text, tag_texts, sizeof tag_texts / sizeof *tag_texts))
@@ -281,8 +285,8 @@ int tokenizer_encode_own(const struct tokenizer *t, struct str text, const char 
         status = utf8_clean(&text, &e.arena, err);
     if (status == SLUICE_OK)
         status = encode_around(&e, &t->raw, text, encode_normalized, err);
-    if (status == SLUICE_OK && flags & ENCODE_BOS && t->adds_eos && t->eos >= 0)
-        status = ids_push(out, t->eos, err);
+    if (status == SLUICE_OK && flags & ENCODE_BOS && tokenizer_last(t) >= 0)
+        status = ids_push(out, tokenizer_last(t), err);
     bpe_scratch_free(&e.scratch);
     arena_free(&e.arena);
     return status;
@@ -325,6 +329,10 @@ int32_t tokenizer_eos(const struct tokenizer *t) {
 
 bool tokenizer_adds_bos(const struct tokenizer *t) {
     return t->adds_bos && t->bos >= 0;
+}
+
+int32_t tokenizer_last(const struct tokenizer *t) {
+    return !t->adds_eos ? -1 : t->last >= 0 ? t->last : t->eos;
 }
 
 bool tokenizer_uses_nfc(const struct tokenizer *t) {

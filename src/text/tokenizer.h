@@ -97,8 +97,10 @@ enum token_type tokenizer_type(const struct tokenizer *t, int32_t id); /* TOKEN_
 int32_t tokenizer_bos(const struct tokenizer *t);
 int32_t tokenizer_eos(const struct tokenizer *t);
 bool tokenizer_adds_bos(const struct tokenizer *t);
+int32_t tokenizer_last(const struct tokenizer *t); /* that ENCODE_BOS puts after a text */
 bool tokenizer_uses_nfc(const struct tokenizer *t);
-bool tokenizer_is_end(const struct tokenizer *t, int32_t id);              /* ends a generation */
+bool tokenizer_is_end(const struct tokenizer *t, int32_t id); /* ends a generation */
+bool tokenizer_text_ends(struct str text); /* a special token of this text does, always */
 int32_t tokenizer_find(const struct tokenizer *t, struct str stored_text); /* linear search */
 struct str tokenizer_chat_template(const struct tokenizer *t);             /* empty: none */
 const char *tokenizer_pre_name(const struct tokenizer *t);                 /* "qwen35", "spm" ... */

@@ -349,7 +349,7 @@ static int32_t template_token(const struct tokenizer *t, const json_t *list, siz
 }
 
 /* BOS before and EOS last: as the template of tokenizer.json has it, unless
- * tokenizer_config.json says yes or no. */
+ * tokenizer_config.json says yes or no. What the template has last may be another than EOS. */
 static void read_affixes(struct loading *l) {
     struct tokenizer *t = l->t;
     const json_t *list = find_template(json_object_get(l->root, "post_processor"));
@@ -361,6 +361,7 @@ static void read_affixes(struct loading *l) {
     const json_t *add_eos = json_object_get(config, "add_eos_token");
     t->adds_bos = json_is_boolean(add_bos) ? json_is_true(add_bos) : before >= 0;
     t->adds_eos = json_is_boolean(add_eos) ? json_is_true(add_eos) : last >= 0;
+    t->last = last;
     if (t->bos < 0)
         t->bos = before;
     if (t->eos < 0)

@@ -96,21 +96,49 @@ static int32_t special_id(const struct key_job *j, const char *kind) {
     return is_valid ? (int32_t)json_integer_value(id) : -1;
 }
 
-static int write_specials(struct key_job *j) {
-    static const struct {
-        const char *kind, *key;
-    } specials[] = {{"bos", "tokenizer.ggml.bos_token_id"},
-                    {"eos", "tokenizer.ggml.eos_token_id"},
-                    {"pad", "tokenizer.ggml.padding_token_id"}};
+static int write_id(struct key_job *j, const char *name, int32_t id) {
+    char key[64];
+    snprintf(key, sizeof key, "tokenizer.ggml.%s_token_id", name);
+    return id >= 0 ? gguf_write_u32(j->w, key, (uint32_t)id, j->err) : SLUICE_OK;
+}
+
+/* The ids that end a generation and are neither `eos` nor known by their text: GGUF has two more
+ * places. `used`: the first is taken. */
+static int write_ends(struct key_job *j, int32_t eos, bool used) {
+    static const char *const names[] = {"eot", "eom"};
+    const json_t *list = json_object_get(j->f->generation, "eos_token_id");
+    size_t n = used;
     int status = SLUICE_OK;
-    for (size_t i = 0; !status && i < sizeof specials / sizeof *specials; i++) {
-        int32_t id = special_id(j, specials[i].kind);
-        if (id >= 0)
-            status = gguf_write_u32(j->w, specials[i].key, (uint32_t)id, j->err);
+    for (size_t i = 0; !status && n < 2 && i < json_array_size(list); i++) {
+        int64_t id = json_integer_value(json_array_get(list, i));
+        if (id < 0 || id >= tokenizer_count(j->t) || id == eos ||
+            !tokenizer_is_end(j->t, (int32_t)id) ||
+            tokenizer_text_ends(tokenizer_token(j->t, (int32_t)id)))
+            continue;
+        status = write_id(j, names[n++], (int32_t)id);
     }
+    return status;
+}
+
+/* A text ends with EOS in GGUF: what the folder's tokenizer puts there instead becomes it, and EOS
+ * the end of a turn. llama.cpp's converter does the same. */
+static int write_specials(struct key_job *j) {
+    int32_t eos = special_id(j, "eos"), last = tokenizer_last(j->t);
+    bool has_two = last >= 0 && last != eos;
+    int status = write_id(j, "bos", special_id(j, "bos"));
+    if (!status)
+        status = write_id(j, "eos", has_two ? last : eos);
+    if (!status && has_two)
+        status = write_id(j, "eot", eos);
+    if (!status)
+        status = write_ends(j, eos, has_two && eos >= 0);
+    if (!status)
+        status = write_id(j, "padding", special_id(j, "pad"));
     if (!status)
         status =
             gguf_write_bool(j->w, "tokenizer.ggml.add_bos_token", tokenizer_adds_bos(j->t), j->err);
+    if (!status && last >= 0)
+        status = gguf_write_bool(j->w, "tokenizer.ggml.add_eos_token", true, j->err);
     return status;
 }
 

@@ -17,6 +17,7 @@ struct tokenizer {
     struct special raw;        /* special tokens to find in the raw text */
     struct special normalized; /* and those to find in the normalized text */
     int32_t bos, eos;          /* -1: none */
+    int32_t last;              /* put after a text instead of eos, if that is; -1: eos */
     bool adds_bos, adds_eos, has_nfc;
     struct str chat_template;
 };
