@@ -3,6 +3,8 @@
  * The same pre-norm decoder with grouped-query attention and SwiGLU. They differ in how GGUF
  * stores rotary pairs, in biases (Qwen2), in a norm of each query and key head (Qwen3), and in the
  * feed-forward part (Qwen3 MoE: experts in every layer, none of them shared). */
+#include <string.h>
+
 #include "model/arch.h"
 
 static int config_dense(struct model *m, struct err *err) {
@@ -83,6 +85,19 @@ static int emit_layer(const struct emit *e, uint32_t layer) {
 
 /* ---- hub folders -------------------------------------------------------------------------- */
 
+static int refuse_linear_layers(const struct hub *h, struct err *err) {
+    const json_t *kind;
+    size_t i;
+    json_array_foreach(json_object_get(h->folder->config, "layer_types"), i, kind) {
+        if (strcmp(json_string_value(kind), "full_attention") != 0)
+            return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                           "%s/config.json: layer_types: layer %zu is %s, expected full_attention "
+                           "for %s",
+                           h->folder->path, i, json_string_value(kind), h->arch->name);
+    }
+    return SLUICE_OK;
+}
+
 /* Heads of these rotate as a whole: some programs ignore such a value, others obey it. */
 static int hub_config(struct hub *h, struct err *err) {
     double part = 1;
@@ -93,14 +108,15 @@ static int hub_config(struct hub *h, struct err *err) {
         status = err_set(err, SLUICE_ERR_UNSUPPORTED,
                          "%s/config.json: partial_rotary_factor is %g, expected 1 for %s",
                          h->folder->path, part, h->arch->name);
-    return status;
+    return status ? status : refuse_linear_layers(h, err);
 }
 
 static int hub_config_experts(struct hub *h, struct err *err) {
     int status = hub_config(h, err);
     if (status)
         return status;
-    if (!json_object_get(h->folder->config, "norm_topk_prob")) /* that is false, to transformers */
+    const json_t *norm = json_object_get(h->folder->config, "norm_topk_prob");
+    if (!norm || json_is_null(norm)) /* that is false, to transformers */
         return err_set(err, SLUICE_ERR_UNSUPPORTED,
                        "%s/config.json: norm_topk_prob is missing, expected true", h->folder->path);
     return hub_experts(h, err);

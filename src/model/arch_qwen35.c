@@ -370,11 +370,11 @@ static void put_rotary(struct hub_keys *k) {
 /* Which layers are recurrent: an interval where there is one, a list of bools where not. */
 static void put_layer_types(struct hub_keys *k) {
     const json_t *kinds = json_object_get(k->hub->folder->config, "layer_types");
+    static const char name[] = "full_attention_interval";
     uint32_t interval = 0;
-    const json_t *given = json_object_get(k->hub->folder->config, "full_attention_interval");
-    if (json_is_integer(given) && json_integer_value(given) > 0 && json_integer_value(given) < 1024)
-        interval = (uint32_t)json_integer_value(given);
-    const json_t *kind;
+    const json_t *given = json_object_get(k->hub->folder->config, name), *kind;
+    if (given && !json_is_null(given) && !k->status)
+        k->status = hub_count(k->hub, name, 1 << 20, &interval, k->err);
     size_t i;
     if (!interval && json_is_array(kinds))
         json_array_foreach(kinds, i, kind) {

@@ -99,10 +99,12 @@ int hub_refuse_text(const struct hub *h, const char *name, const char *expected,
 }
 
 int hub_refuse_flag(const struct hub *h, const char *name, bool expected, struct err *err) {
-    if (flag(h, name, expected) == expected)
+    const json_t *v = json_object_get(h->folder->config, name);
+    char text[40];
+    if (!v || json_is_null(v) || (json_is_boolean(v) && json_is_true(v) == expected))
         return SLUICE_OK;
     return err_set(err, SLUICE_ERR_UNSUPPORTED, "%s/config.json: %s is %s, which is not supported",
-                   h->folder->path, name, expected ? "false" : "true");
+                   h->folder->path, name, found(v, text));
 }
 
 /* One of another kind would be taken for none. With both, transformers takes rope_scaling; it would
