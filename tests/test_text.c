@@ -191,8 +191,12 @@ TEST(text_splits_are_the_published_ones) {
 
 TEST(text_pretokenizers_have_aliases) {
     static const char *const pairs[][2] = {
-        {"llama3", "llama-bpe"}, {"llama-v3", "llama-bpe"}, {"starcoder", "smollm"},
-        {"refact", "smollm"},    {"command-r", "smollm"},   {"codeshell", "smollm"},
+        {"llama3", "llama-bpe"},       {"llama-v3", "llama-bpe"},  {"starcoder", "smollm"},
+        {"refact", "smollm"},          {"command-r", "smollm"},    {"codeshell", "smollm"},
+        {"deepseek-r1-qwen", "qwen2"}, {"megrez", "qwen2"},        {"kormo", "qwen2"},
+        {"falcon3", "llama-bpe"},      {"falcon-h1", "llama-bpe"}, {"pixtral", "llama-bpe"},
+        {"midm-2.0", "llama-bpe"},     {"lfm2", "llama-bpe"},      {"phi-2", "gpt-2"},
+        {"gigachat", "gpt-2"},         {"a.x-4.0", "gpt-2"},       {"mellum", "gpt-2"},
     };
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         EXPECT(pretoken_find(str_of(pairs[i][0])) == pretoken_find(str_of(pairs[i][1])));
@@ -925,7 +929,7 @@ TEST(text_folder_puts_last_what_its_template_has) {
                                            "`single`:[{`Sequence`:{`id`:`A`}},"
                                            "{`SpecialToken`:{`id`:`<b>`}}]}," MODEL(
                                                "`a`:0,`b`:1,`c`:2", "") "},"
-        "`tokenizer_config`:{%s}}";
+                                                                        "`tokenizer_config`:{%s}}";
     static const struct {
         const char *config, *expected;
         int eos, last;

@@ -187,16 +187,18 @@ static const struct pretoken_pass pass_three = {first_three, 0, 0};
 
 /* clang-format off */
 static const struct pretoken table[] = {
-    {.names = {"qwen2"}, .passes = {&pass_qwen2},
+    {.names = {"qwen2", "deepseek-r1-qwen", "megrez", "kormo"}, .passes = {&pass_qwen2},
      .regex = CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}"
               "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" BLANKS},
     {.names = {"qwen35"}, .passes = {&pass_qwen35},
      .regex = CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}"
               "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|" BLANKS},
-    {.names = {"llama-bpe", "llama3", "llama-v3"}, .passes = {&pass_llama3}, .is_llama3 = true,
+    {.names = {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0",
+               "lfm2"},
+     .passes = {&pass_llama3}, .is_llama3 = true,
      .regex = CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}"
               "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" BLANKS},
-    {.names = {"gpt-2"}, .passes = {&pass_gpt2},
+    {.names = {"gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum"}, .passes = {&pass_gpt2},
      .regex = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+"
               "|\\s+(?!\\S)|\\s+"},
     {.names = {"smollm", "starcoder", "refact", "command-r", "codeshell"},

@@ -15,7 +15,7 @@ enum { PRETOKEN_PASSES = 4 };
 struct pretoken_pass;
 
 struct pretoken {
-    const char *names[6]; /* the first is its own, the others are aliases */
+    const char *names[9]; /* the first is its own, the others are aliases */
     const char *regex;    /* as tokenizer.json writes it in a Split; NULL: not written so */
     const struct pretoken_pass *passes[PRETOKEN_PASSES]; /* NULL after the last */
     bool is_llama3; /* in GGUF: ignore_merges, and BOS unless the file says otherwise */
