@@ -82,6 +82,23 @@ static const struct {
     {"<|python_tag|>print(1)", "<|python_tag|>print(1)"},
     {"See {\"name\": \"weather\", \"parameters\": {}}", "See {\"name\": \"weather\", \"parameters\": {}}"},
     {"{", "{"},
+    /* Qwen2.5-Coder */
+    {"```json\n{\n  \"name\": \"weather\",\n  \"arguments\": {\n    \"city\": \"Rome\"\n  }\n}\n```", "[weather {\"city\":\"Rome\"}]"},
+    {"```json\n{\"name\": \"weather\", \"arguments\": {}}\n{\"name\": \"weather\", \"arguments\": {\"days\": 2}}\n```\n", "[weather {}][weather {\"days\":2}]"},
+    {"\n```\n{\"name\": \"weather\", \"arguments\": {}}\n```\n```json\n{\"name\": \"weather\", \"arguments\": {\"days\": 2}}```", "[weather {}][weather {\"days\":2}]"},
+    {"```json\n{\"name\": \"weather\", \"arguments\": {\"city\": \"a ``` b }\"}}\n```", "[weather {\"city\":\"a ``` b }\"}]"},
+    {"```json\n{\"name\": \"weather\", \"arguments\": {}}\n```\nThen it rains.", "[weather {}]\nThen it rains."},
+    {"```json\n{\"name\": \"weather\", \"arguments\": {}}\n``", "[weather {}]"},
+    {"```json\n{\"name\": \"weather\", \"arguments\": {}}", "[weather {}]"},
+    {"```json\n{\"name\": \"unknown\", \"arguments\": {}}\n```", "```json\n{\"name\": \"unknown\", \"arguments\": {}}\n```"},
+    {"```json\n{\"name\": \"weather\", \"arguments\": {}}\n{\"x\": 1}\n```", "```json\n{\"name\": \"weather\", \"arguments\": {}}\n{\"x\": 1}\n```"},
+    {"```json\n{\"name\": \"weather\", \"arguments\": {}} // so\n```", "```json\n{\"name\": \"weather\", \"arguments\": {}} // so\n```"},
+    {"```json\n{\"name\": \"weather\", \"argum", "```json\n{\"name\": \"weather\", \"argum"},
+    {"See:\n```json\n{\"name\": \"weather\", \"arguments\": {}}\n```", "See:\n```json\n{\"name\": \"weather\", \"arguments\": {}}\n```"},
+    {"```python\nprint({\"name\": \"weather\"})\n```", "```python\nprint({\"name\": \"weather\"})\n```"},
+    {"```json\n```", "```json\n```"},
+    {"```jso", "```jso"},
+    {"`weather`", "`weather`"},
 };
 /* clang-format on */
 
@@ -183,7 +200,10 @@ TEST(serve_tool_calls_of_random_pieces_do_not_depend_on_the_cut) {
                                          ":",
                                          "\"weather\"",
                                          "<function=",
-                                         "<parameter="};
+                                         "<parameter=",
+                                         "```json\n",
+                                         "```",
+                                         "```\n"};
     json_t *tools = json_loads(tools_text, 0, NULL);
     struct buffer text = {0}, whole = {0}, cut = {0};
     uint64_t x = 88172645463325252ull;

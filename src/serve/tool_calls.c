@@ -134,15 +134,33 @@ static const char *read_call(const json_t *call, json_t **owned, const json_t **
     return name && *name && json_is_object(a) ? name : NULL;
 }
 
+/* Reads s as a call; NULL: it is none. To json_decref are *call and *owned, also then. */
+static const char *load_call(const struct tool_parser *p, struct str s, bool must_be_known,
+                             json_t **call, json_t **owned, const json_t **arguments) {
+    *owned = NULL;
+    *call = json_loadb(s.at, s.len, JSON_REJECT_DUPLICATES, NULL);
+    const char *name = *call ? read_call(*call, owned, arguments) : NULL;
+    bool is_call = name && (!must_be_known || find_tool(p, name)) &&
+                   !json_is_deeper(*arguments, TOOL_MAX_LEVELS);
+    return is_call ? name : NULL;
+}
+
 /* Hands out s as a call, in place of the first n bytes held; false: s is not a call. */
 static bool try_json(struct tool_parser *p, struct str s, size_t n, bool must_be_known) {
-    json_t *call = json_loadb(s.at, s.len, JSON_REJECT_DUPLICATES, NULL), *owned = NULL;
+    json_t *call, *owned;
     const json_t *arguments;
-    const char *name = call ? read_call(call, &owned, &arguments) : NULL;
-    bool is_call = name && (!must_be_known || find_tool(p, name)) &&
-                   !json_is_deeper(arguments, TOOL_MAX_LEVELS);
-    if (is_call)
+    const char *name = load_call(p, s, must_be_known, &call, &owned, &arguments);
+    if (name)
         give_call(p, name, arguments, n);
+    json_decref(call);
+    json_decref(owned);
+    return name != NULL;
+}
+
+static bool is_known_call(const struct tool_parser *p, struct str s) {
+    json_t *call, *owned;
+    const json_t *arguments;
+    bool is_call = load_call(p, s, true, &call, &owned, &arguments) != NULL;
     json_decref(call);
     json_decref(owned);
     return is_call;
@@ -337,6 +355,56 @@ static enum step step_bare(struct tool_parser *p, size_t n_before) {
     return STEP_DONE;
 }
 
+static const char *const code_fences[] = {"```json\n", "```\n"};
+static const char fence_end[] = "```";
+enum { N_FENCES = sizeof code_fences / sizeof *code_fences };
+
+/* Whether it starts like a block of code that may have calls. */
+static bool may_be_fence(struct str s) {
+    bool may_be = false;
+    for (int i = 0; i < N_FENCES; i++)
+        may_be |= may_start(s, code_fences[i]);
+    return may_be;
+}
+
+/* The next object at the start of *s, which then begins after it; 0 bytes: there is none. */
+static struct str next_object(struct str *s) {
+    bool is_string;
+    *s = str_skip(*s, n_spaces(*s));
+    struct str object = {s->at, s->len > 0 && s->at[0] == '{' ? object_end(*s, &is_string) : 0};
+    *s = str_skip(*s, object.len);
+    return object;
+}
+
+/* A block of code with calls of known tools, one after the other, and nothing else. At the end of
+ * the text its last line may be missing. */
+static enum step step_fenced(struct tool_parser *p, size_t spaces) {
+    struct str held = buffer_str(&p->held), s = str_skip(held, spaces), object;
+    size_t n_calls = 0, n_open = 0;
+    for (int i = 0; i < N_FENCES; i++)
+        n_open = str_starts(s, code_fences[i]) ? strlen(code_fences[i]) : n_open;
+    struct str body = str_skip(s, n_open ? n_open : s.len), rest = body;
+    bool is_good = true;
+    while (is_good && (object = next_object(&rest)).len > 0) {
+        is_good = is_known_call(p, object);
+        n_calls += is_good;
+    }
+    bool is_over = n_calls > 0 && str_starts(rest, fence_end);
+    bool may_go_on = rest.len == 0 || (n_calls > 0 && may_start(rest, fence_end)) ||
+                     (rest.at[0] == '{' && may_be_bare_call(rest));
+    if (is_good && !is_over && may_go_on && !p->is_ending)
+        return STEP_WAIT;
+    bool is_cut = n_calls > 0 && may_start(rest, fence_end); /* or nothing is left */
+    if (!is_good || !(is_over || is_cut)) {
+        give_text(p, spaces + 1);
+        return STEP_DONE;
+    }
+    while ((object = next_object(&body)).len > 0)
+        try_json(p, object, 0, true);
+    buffer_drop(&p->held, is_over ? (size_t)(rest.at - held.at) + strlen(fence_end) : held.len);
+    return STEP_DONE;
+}
+
 /* Text up to the first thing that may begin a call, without the white space before that. */
 static enum step step_text(struct tool_parser *p) {
     struct str held = buffer_str(&p->held);
@@ -380,6 +448,8 @@ static enum step step(struct tool_parser *p) {
         return step_bare(p, spaces + strlen(python_tag));
     if (!p->has_begun && rest.at[0] == '{')
         return step_bare(p, spaces);
+    if (!p->has_begun && may_be_fence(rest))
+        return step_fenced(p, spaces);
     if (!p->has_begun && p->is_after_call && rest.at[0] == ';')
         return step_separator(p, spaces + 1);
     if (!p->is_ending &&

@@ -6,6 +6,7 @@
  *   <tool_call>{"name": "f", "arguments": {...}}</tool_call>          Hermes, Qwen3
  *   <tool_call><function=f><parameter=x>...</parameter></function></tool_call>      Qwen3.5
  *   {"name": "f", "parameters": {...}}    at the beginning, maybe after <|python_tag|>: Llama 3.x
+ *   ```json {"name": "f", "arguments": {...}} ```       at the beginning: Qwen2.5-Coder
  *
  * (1) What looks like a call but is not comes out as text, byte for byte; only white space around
  *     calls is dropped.
