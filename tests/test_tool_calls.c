@@ -99,6 +99,14 @@ static const struct {
     {"```json\n```", "```json\n```"},
     {"```jso", "```jso"},
     {"`weather`", "`weather`"},
+    {"{{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}}", "[weather {\"city\":\"Rome\"}]"},
+    {"<tool_call>\n{{\"name\": \"weather\", \"arguments\": {}}}\n</tool_call>", "[weather {}]"},
+    {"```json\n{{\"name\": \"weather\", \"arguments\": {}}}\n```", "[weather {}]"},
+    {"{{\"name\": \"weather\", \"arguments\": {}} }", "{{\"name\": \"weather\", \"arguments\": {}} }"},
+    {"{{\"name\": \"unknown\", \"arguments\": {}}}", "{{\"name\": \"unknown\", \"arguments\": {}}}"},
+    {"{{{\"name\": \"weather\", \"arguments\": {}}}}", "{{{\"name\": \"weather\", \"arguments\": {}}}}"},
+    {"{{ user }}", "{{ user }}"},
+    {"{}", "{}"},
 };
 /* clang-format on */
 
@@ -203,7 +211,8 @@ TEST(serve_tool_calls_of_random_pieces_do_not_depend_on_the_cut) {
                                          "<parameter=",
                                          "```json\n",
                                          "```",
-                                         "```\n"};
+                                         "```\n",
+                                         "{{\"name\": \"weather\"}}"};
     json_t *tools = json_loads(tools_text, 0, NULL);
     struct buffer text = {0}, whole = {0}, cut = {0};
     uint64_t x = 88172645463325252ull;

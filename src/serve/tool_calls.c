@@ -134,11 +134,17 @@ static const char *read_call(const json_t *call, json_t **owned, const json_t **
     return name && *name && json_is_object(a) ? name : NULL;
 }
 
+/* A call in two pairs of braces is one: so Qwen2.5-Coder's template shows its form. */
+static json_t *load_object(struct str s) {
+    bool is_twice = s.len >= 4 && memcmp(s.at, "{{", 2) == 0 && str_ends(s, "}}");
+    return json_loadb(s.at + is_twice, s.len - 2 * is_twice, JSON_REJECT_DUPLICATES, NULL);
+}
+
 /* Reads s as a call; NULL: it is none. To json_decref are *call and *owned, also then. */
 static const char *load_call(const struct tool_parser *p, struct str s, bool must_be_known,
                              json_t **call, json_t **owned, const json_t **arguments) {
     *owned = NULL;
-    *call = json_loadb(s.at, s.len, JSON_REJECT_DUPLICATES, NULL);
+    *call = load_object(s);
     const char *name = *call ? read_call(*call, owned, arguments) : NULL;
     bool is_call = name && (!must_be_known || find_tool(p, name)) &&
                    !json_is_deeper(*arguments, TOOL_MAX_LEVELS);
@@ -333,7 +339,7 @@ static enum step step_tagged(struct tool_parser *p, size_t spaces) {
 static bool may_be_bare_call(struct str s) {
     static const char *const keys[] = {"\"name\"", "\"type\"", "\"function\"", "\"parameters\"",
                                        "\"arguments\""};
-    s = str_skip(s, 1);
+    s = str_skip(s, s.len > 1 && s.at[1] == '{' ? 2 : 1);
     s = str_skip(s, n_spaces(s));
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (may_start(s, keys[i]))

@@ -7,6 +7,7 @@
  *   <tool_call><function=f><parameter=x>...</parameter></function></tool_call>      Qwen3.5
  *   {"name": "f", "parameters": {...}}    at the beginning, maybe after <|python_tag|>: Llama 3.x
  *   ```json {"name": "f", "arguments": {...}} ```       at the beginning: Qwen2.5-Coder
+ *   {{"name": "f", "arguments": {...}}}   wherever the single braces may be: the same
  *
  * (1) What looks like a call but is not comes out as text, byte for byte; only white space around
  *     calls is dropped.
