@@ -249,6 +249,8 @@ def test_openai_parts_roles_and_ends():
     a, b = (c.chat.completions.create(model="m", messages=m, temperature=0, max_completion_tokens=8) for m in (parts, plain))
     assert a.choices[0].message.content == b.choices[0].message.content
     assert a.usage.prompt_tokens == b.usage.prompt_tokens
+    few = c.chat.completions.create(model="m", messages=FOX, temperature=0, extra_body={"n_predict": 3})  # llama.cpp's name
+    assert few.usage.completion_tokens == 3 and few.choices[0].finish_reason == "length", few
     r = c.chat.completions.create(model="m", messages=[{"role": "user", "content": "Who are you?"}], temperature=0)
     assert r.choices[0].finish_reason == "stop" and r.usage.completion_tokens < 100, r
 
@@ -505,6 +507,11 @@ def test_formats():
     for kind in ("json_object", "json_schema"):
         r = text(temperature=1, response_format={"type": kind, "schema": one})
         assert json.loads(r.message.content) == {"a": 7}, r
+    # And in a field of its own, in all calls.
+    assert json.loads(text(temperature=1, extra_body={"json_schema": one}).message.content) == {"a": 7}
+    r = c.completions.create(model="m", prompt="A fox", temperature=1, max_tokens=64, extra_body={"json_schema": one})
+    assert json.loads(r.choices[0].text) == {"a": 7}, r
+    assert s.request("POST", "/v1/chat/completions", {"messages": FOX, "json_schema": one, "grammar": 'root ::= "a"'})[2]["error"]["param"] == "json_schema"
     # What one answer may take is shared by all of a request.
     many_ways = {"messages": FOX, "grammar": 'root ::= s\ns ::= "a" s s "b"? | "a" s "c"? s | "a"', "max_tokens": 120, "temperature": 0}
     got = [s.request("POST", "/v1/chat/completions", {**many_ways, "n": n}) for n in (1, 8)]

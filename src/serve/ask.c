@@ -308,9 +308,10 @@ void ask_set_schema(struct ask *ask, struct fields *f, const char *name, const s
 
 void ask_read_format(struct ask *ask, struct fields *f, const struct ask_model *m) {
     static const char name[] = "response_format";
-    const json_t *format = NULL;
+    const json_t *format = NULL, *plain = NULL;
     const char *grammar = NULL;
     fields_object(f, name, &format);
+    fields_object(f, "json_schema", &plain); /* llama.cpp's */
     fields_string(f, "grammar", &grammar);
     const char *type = json_string_value(json_object_get(format, "type"));
     const json_t *schema = json_object_get(json_object_get(format, "json_schema"), "schema");
@@ -321,6 +322,8 @@ void ask_read_format(struct ask *ask, struct fields *f, const struct ask_model *
     if (grammar && *grammar && !f->wrong) /* llama.cpp's clients send "" for none */
         set_format(ask, &ask->format, f, m,
                    (struct given){"grammar", FORMAT_GBNF, str_of(grammar)});
+    if (plain && !f->wrong)
+        ask_set_schema(ask, f, "json_schema", m, plain);
     if (!format || f->wrong)
         return;
     if (type && strcmp(type, "json_object") == 0)

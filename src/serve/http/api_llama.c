@@ -31,7 +31,6 @@ static void turn_off(json_t *request) {
  * is in the response, so it has 31 bits, which clients in JavaScript can send back. n_predict 0
  * processes the prompt alone, below 0 has no limit. */
 static void read_settings(struct ask *ask, struct fields *f, const struct ask_model *m) {
-    const json_t *schema = NULL;
     uint64_t drawn = ask->sampling.seed &= INT32_MAX;
     int64_t n_probs = 0;
     turn_off(ask->root);
@@ -51,10 +50,7 @@ static void read_settings(struct ask *ask, struct fields *f, const struct ask_mo
     fields_int(f, "n_probs", 0, ASK_MAX_PROBS, &n_probs);
     if (n_probs > 0)
         ask->n_top = n_probs;
-    ask_read_format(ask, f, m); /* grammar */
-    fields_object(f, "json_schema", &schema);
-    if (schema && !f->wrong)
-        ask_set_schema(ask, f, "json_schema", m, schema);
+    ask_read_format(ask, f, m); /* grammar, json_schema */
     check_response_fields(f);
     if (fields_any(f, "snapshot"))
         fields_refuse(f, "snapshot", "snapshot is of a conversation, expected messages");

@@ -95,6 +95,7 @@ static void read_max_tokens(struct ask *ask, struct fields *f, const char *name)
 void openai_read_lengths(struct ask *ask, struct fields *f) {
     read_max_tokens(ask, f, "max_tokens");
     read_max_tokens(ask, f, "max_completion_tokens");
+    read_max_tokens(ask, f, "n_predict"); /* llama.cpp's */
     ask_read_n(ask, f, "n");
 }
 
