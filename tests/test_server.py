@@ -1726,6 +1726,9 @@ def test_ollama_chat_and_generate():
     assert "".join(p.message.content for p in parts) == right and parts[-1].done and parts[-1].eval_count == 10
     g = c.generate(model="any", prompt=FOX[0]["content"], options=options)
     assert g.response == right and g.done
+    counts = [s.request("POST", "/api/generate", {"prompt": "fox", "system": system, "stream": False, "options": options})[2]["prompt_eval_count"]
+              for system in (None, "", "Be kind.")]
+    assert counts[0] == counts[1] < counts[2], counts  # clients send "" for no system message
     parts = list(c.generate(model="any", prompt="Once upon a time", raw=True, options=options, stream=True))
     assert "".join(p.response for p in parts).startswith(",")
     assert c.generate(model="any").done_reason == "load"

@@ -125,7 +125,7 @@ static void read_generate(struct ask *ask, struct fields *f, const struct ask_mo
         return;
     }
     ask->messages = json_array();
-    if (system)
+    if (system && *system) /* older clients send "" for none */
         json_array_append_new(ask->messages,
                               json_pack("{s:s, s:s}", "role", "system", "content", system));
     json_array_append_new(ask->messages,
