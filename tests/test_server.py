@@ -1998,7 +1998,8 @@ def test_paths_and_methods():
     assert s.chat(path="/chat/completions")["object"] == "chat.completion" and s.request("GET", "/models")[0] == 200
     assert s.request("POST", "/completions", {"prompt": "The fox", "max_tokens": 2})[0] == s.request("POST", "/embeddings", {"input": "fox"})[0] == 200
     for path, words in (("/slots", "use /metrics"), ("/v1", "use /v1/models"),
-                        ("/api/pull", "the model is the one that the server was started with")):
+                        ("/api/pull", "the model is the one that the server was started with"), ("/v1/rerank", "not used for reranking"),
+                        ("/embedding", "use /v1/embeddings"), ("/v1/complete", "use /v1/messages")):
         status, _, body = s.request("POST", path, {})
         message = body["error"] if path.startswith("/api") else body["error"]["message"]
         assert status == 404 and message.startswith(f"there is no {path}: ") and words in message, body

@@ -48,11 +48,19 @@ const struct route *route_find(const char *method, const char *path, char allowe
 
 const char *route_hint(const char *path) {
     static const char no_store[] = "the model is the one that the server was started with";
+    static const char no_ranking[] = "models are not used for reranking here";
     static const char *const hints[][2] = {
         {"/slots", "use /metrics"},
+        {"/embedding", "use /v1/embeddings"},
+        {"/v1/complete", "use /v1/messages"},
+        {"/rerank", no_ranking},
+        {"/reranking", no_ranking},
+        {"/v1/rerank", no_ranking},
+        {"/v1/reranking", no_ranking},
         {"/v1", "use /v1/models, /v1/chat/completions ..."},
         {"/v1/", "use /v1/models, /v1/chat/completions ..."},
         {"/api/pull", no_store},
+        {"/api/push", no_store},
         {"/api/create", no_store},
         {"/api/copy", no_store},
         {"/api/delete", no_store},
