@@ -208,7 +208,7 @@ def test_llama_cpp_names_are_answered():
 
 
 def test_ollama_words_are_answered():
-    for verb, answer in [("pull", "not downloaded"), ("list", "inspect"), ("show", "inspect"), ("create", "convert"), ("generate", "run"),
+    for verb, answer in [("pull", "not downloaded"), ("list", "inspect"), ("ls", "inspect"), ("show", "inspect"), ("create", "convert"), ("generate", "run"),
                          ("perplexity", "ppl"), ("server", "serve"), ("ps", "devices"), ("embed", "serve")]:
         bad(2, answer, verb, "x")
     bad(2, "after -p", "run", SHIPPED, "Why is the sky blue?")
@@ -230,6 +230,8 @@ def test_ollama_words_are_answered():
     for verb in ("run", "inspect", "tokenize"):
         bad(1, "give the folder that it is in", verb, REFERENCE / "llama-a/model.safetensors")
     bad(2, "expected one before the options", "-v")
+    bad(2, f"a verb goes before it, such as sluice chat {SHIPPED}", SHIPPED, "-p", "x")
+    bad(2, "unknown verb 'no.gguf'; sluice help lists them", "no.gguf")
     bad(2, "use --json", "bench", "-o", "json")
 
 

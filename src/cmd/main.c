@@ -1,6 +1,7 @@
 /* main.c - `sluice VERB [options]`. */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backend/backend.h"
 #include "base/cpu.h"
@@ -78,6 +79,7 @@ static const struct {
     const char *theirs, *answer;
 } answers[] = {
     {"pull", "models are not downloaded; every verb takes a GGUF file or a folder"},
+    {"ls", "models are files and folders; `sluice inspect FILE` shows one"},
     {"list", "models are files and folders; `sluice inspect FILE` shows one"},
     {"show", "use `sluice inspect`"},
     {"info", "use `sluice inspect`"},
@@ -103,6 +105,11 @@ static int unknown_verb(const char *word) {
                         "the verb is '%s', expected one before the options: sluice VERB "
                         "[options]; sluice help lists the verbs",
                         word);
+    if (access(word, F_OK) == 0)
+        return complain(EXIT_USAGE,
+                        "unknown verb '%s', which is a file or a folder: a verb goes before it, "
+                        "such as sluice chat %s",
+                        word, word);
     const char *nearest = opts_nearest(word, names, N_VERBS);
     if (nearest)
         return complain(EXIT_USAGE, "unknown verb '%s'; did you mean %s?", word, nearest);
