@@ -305,6 +305,31 @@ def check_hostile_text(p):
     p.shot("markdown")
 
 
+def check_long_code(p):
+    """The button that copies stays in view, and so does the end when there is less room."""
+    code = "```python\n" + "\n".join(f"x_{i} = {i}" for i in range(300)) + "\n```\nThe end."
+    nodes = {"root": {"id": "root", "parent": None, "role": "root", "content": "", "children": ["u"], "pick": "u"},
+             "u": {"id": "u", "parent": "root", "role": "user", "content": "Count", "children": ["a"], "pick": "a"},
+             "a": {"id": "a", "parent": "u", "role": "assistant", "content": code, "children": [], "pick": None}}
+    p.js("localStorage['sluice.chat.long'] = arguments[0]; localStorage['sluice.current'] = 'long'",
+         json.dumps({"id": "long", "title": "Long", "at": 1, "settings": {}, "nodes": nodes}))
+    p.d.refresh()
+    p.wait("the conversation is shown", lambda: p.all(".code .copy"))
+    is_at_end = lambda: p.js("const s = document.getElementById('scroll'); return s.scrollHeight - s.scrollTop - s.clientHeight < 2")
+    p.wait("the end is shown", is_at_end)
+    size = p.d.get_window_size()
+    p.d.set_window_size(size["width"], size["height"] - 200)
+    p.wait("the end is still shown", is_at_end)
+    p.js("document.getElementById('scroll').scrollTop = 2000")
+    place = p.js("const b = document.querySelector('.code .copy').getBoundingClientRect(), s = document.getElementById('scroll').getBoundingClientRect();"
+                 "return [b.top - s.top, s.bottom - b.bottom, document.elementFromPoint(b.x + b.width / 2, b.y + b.height / 2).textContent]")
+    assert 0 <= place[0] < 60 and place[1] > 0 and place[2] == "Copy", place
+    p.d.set_window_size(size["width"], size["height"])
+    p.wait("what was read stays", lambda: p.js("return document.getElementById('scroll').scrollTop") == 2000)
+    p.shot("long-code")
+    p.js("delete localStorage['sluice.chat.long']")
+
+
 RICH = """مرحبا بالعالم! هذا نص
 
 - البند الأول
@@ -493,7 +518,7 @@ def check_key(driver):
         s.stop()
 
 
-CHECKS = (check_chat, check_stop, check_branches, check_plan, check_reload, check_list, check_files, check_two_tabs, check_rich_text, check_hostile_text, check_formulas,
+CHECKS = (check_chat, check_stop, check_branches, check_plan, check_reload, check_list, check_files, check_two_tabs, check_long_code, check_rich_text, check_hostile_text, check_formulas,
           check_costly_text, check_names, check_phone)
 
 

@@ -416,6 +416,13 @@ const scroll = $("scroll");
 const atEnd = () => scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 60;
 function toEnd() { scroll.scrollTop = scroll.scrollHeight; }
 
+// The end stays in view when there is less room: a phone's keyboard, a smaller window, more lines in the field.
+function keepEnd() {
+  let wasAtEnd = true;
+  scroll.addEventListener("scroll", () => { wasAtEnd = atEnd(); });
+  new ResizeObserver(() => { if (wasAtEnd) toEnd(); }).observe(scroll);
+}
+
 function fit(area) {
   area.style.height = "auto";
   area.style.height = `${area.scrollHeight + 2}px`;
@@ -711,6 +718,7 @@ function start() {
   document.addEventListener("keydown", onKey);
   addEventListener("beforeunload", () => { left = performance.now(); });
   addEventListener("focus", checkHealth);
+  keepEnd();
   addEventListener("pagehide", () => { for (const id of running.keys()) save(chats.get(id) || chat); });
   addEventListener("storage", (e) => { // another tab
     const id = e.key && e.key.startsWith(PREFIX) ? e.key.slice(PREFIX.length) : null;
