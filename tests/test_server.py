@@ -237,6 +237,10 @@ def test_usage_of_every_chunk():
     usages = [e["usage"] for e in events(r)]
     counts = [u["completion_tokens"] for u in usages]
     assert counts == sorted(counts) and counts[0] == 0 and counts[-1] == 9 and len(set(counts)) > 3, counts
+    # Without the second option it is in the last event alone, which has no text: strands' LlamaCppModel reads no text beside it, not even beside null.
+    c, r = stream(s, "/v1/chat/completions", {"messages": FOX, "max_tokens": 3, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}})
+    all_events = list(events(r))
+    assert ["usage" in e for e in all_events] == [False] * (len(all_events) - 1) + [True] and all_events[-1]["choices"] == [], all_events
     cached = {u["prompt_tokens_details"]["cached_tokens"] for u in usages[1:]}
     assert len(cached) == 1 and min(cached) > 0 and all(u["prompt_tokens"] == usages[0]["prompt_tokens"] for u in usages), usages
 

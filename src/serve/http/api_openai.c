@@ -286,10 +286,11 @@ void openai_put_chunk(struct exchange *x, const struct openai_chunk *c, struct a
     buffer_json(&x->draft, logprobs);
     buffer_printf(&x->draft, finish ? ",\"finish_reason\":\"%s\"}]" : ",\"finish_reason\":null}]",
                   finish);
-    if (x->ask->has_usage)
+    /* No null, unlike OpenAI's: clients of llama.cpp's server take a chunk with it for the last. */
+    if (x->ask->has_usage && x->ask->has_live_usage) {
         buffer_puts(&x->draft, ",\"usage\":");
-    if (x->ask->has_usage)
-        buffer_json(&x->draft, x->ask->has_live_usage ? usage_json(x) : json_null());
+        buffer_json(&x->draft, usage_json(x));
+    }
     buffer_puts(&x->draft, "}\n\n");
 }
 
