@@ -2804,6 +2804,38 @@ def test_clients_that_close_their_side():
     assert s.metric("clients_gone_total") == gone + 1
 
 
+def test_pings():
+    """While a prompt is read, or an answer waits: clients and proxies give up where nothing comes for long."""
+    def beginning(s, path, fields, seconds):
+        c, r = stream(s, path, {**fields, "max_tokens": 4, "stream": True})
+        got, end = b"", time.time() + seconds
+        while time.time() < end and got.count(PINGS[path]) < 2:
+            got += r.readline()
+        return c, r, got
+    PINGS = {"/v1/chat/completions": b":\n", "/v1/completions": b":\n", "/completion": b":\n", "/v1/responses": b":\n", "/v1/messages": b'event: ping\ndata: {"type":"ping"}\n'}
+    with own("--ping", 1, "--batch", 1, "-c", CONTEXT) as s:
+        long, r = stream(s, "/v1/chat/completions", {"messages": FOX, "max_tokens": LONG, "ignore_eos": True, "stream": True})
+        r.readline()
+        waiting = []
+        for path in PINGS:
+            fields = {"messages": FOX} if path in ("/v1/chat/completions", "/v1/messages") else {"input": "A fox"} if path == "/v1/responses" else {"prompt": "A fox"}
+            waiting.append((path, *beginning(s, path, fields, PATIENCE)))
+        assert all(got.count(PINGS[path]) == 2 for path, _, _, got in waiting), [(path, got) for path, _, _, got in waiting]
+        long.close()
+        for path, c, r, got in waiting:
+            rest = r.read()
+            assert b'"error":{' not in rest and len(rest) > 100, (path, rest)
+            c.close()
+    with own("--ping", 0, "--batch", 1, "-c", CONTEXT) as s:
+        long, r = stream(s, "/v1/chat/completions", {"messages": FOX, "max_tokens": LONG, "ignore_eos": True, "stream": True})
+        r.readline()
+        c, r = stream(s, "/v1/chat/completions", {"messages": FOX, "max_tokens": 4, "stream": True})
+        time.sleep(1.5)
+        long.close()
+        assert b"\n:" not in r.read()
+        c.close()
+
+
 def test_answers_that_wait_take_little():
     """Of 2048 answers that follow a grammar 16 run or wait to; the others have nothing to follow it with yet."""
     with own("-c", 512, "--batch", 2, GLIBC_TUNABLES="glibc.malloc.tcache_count=0") as s:

@@ -35,7 +35,7 @@ struct serve {
     struct server_options server;
     const char *template;    /* a file, or its text */
     const char *name, *host; /* NULL: not given */
-    int port, batch, queue, drain, idle, max_answers, connections;
+    int port, batch, queue, drain, idle, ping, max_answers, connections;
     uint64_t body_bytes;
     bool embeddings;
     struct opt_list cors, allowed;
@@ -88,6 +88,7 @@ static int check(struct serve *s) {
         {"--queue", s->queue, 0, 1 << 20},
         {"--drain", s->drain, 0, 86400},
         {"--idle", s->idle, 1, 86400},
+        {"--ping", s->ping, 0, 86400},
         {"--max-n", s->max_answers, 1, 4096},
         {"--connections", s->connections, 4, 65536},
     };
@@ -167,6 +168,7 @@ static int parse(struct serve *s, int argc, char **argv) {
         {"--max-n", 0, OPT_INT, &s->max_answers, "N", "maximum answers per request; default: 16"},
         {"--connections", 0, OPT_INT, &s->connections, "N", "maximum connections at the same time; default: 1024"},
         {"--idle", 0, OPT_INT, &s->idle, "SECONDS", "time a connection has to send a whole request; default: 60"},
+        {"--ping", 0, OPT_INT, &s->ping, "SECONDS", "streams with nothing to send get a comment after so long; 0: none; default: 15"},
         {"--drain", 0, OPT_INT, &s->drain, "SECONDS", "time running answers have to finish after SIGTERM; default: 30"},
         {"--access-log", 0, OPT_STRING, &s->server.access_log, "FILE", "log each request as a line of JSON; -: standard error"},
         {"--embeddings", 0, OPT_FLAG, &s->embeddings, NULL, "offer /v1/embeddings; always on with the CPU backend"},
@@ -183,7 +185,7 @@ static int parse(struct serve *s, int argc, char **argv) {
             "running answers finish; a second one\nends the server at once.",
         .example = "sluice serve model.gguf --port 8080",
         .opts = opts,
-        .n_opts = common_opts(opts, 20, &s->common,
+        .n_opts = common_opts(opts, 21, &s->common,
                               WITH_ENGINE | WITH_SAMPLING | WITH_CACHE | WITH_DRAFT),
         .model = &s->common.model,
     };
@@ -404,6 +406,7 @@ int cmd_serve(int argc, char **argv) {
         .queue = 256,
         .drain = 30,
         .idle = 60,
+        .ping = 15,
         .max_answers = 16,
         .connections = 1024,
         .body_bytes = 16 << 20,
@@ -422,6 +425,7 @@ int cmd_serve(int argc, char **argv) {
     s.server.max_answers = (uint32_t)s.max_answers;
     s.server.connections = (unsigned)s.connections;
     s.server.idle_seconds = s.idle;
+    s.server.ping_seconds = s.ping;
     s.server.body_bytes = (size_t)s.body_bytes;
     for (int i = 0; i < s.cors.n; i++)
         s.server.cors[s.server.n_cors++] = s.cors.at[i];

@@ -360,6 +360,7 @@ static void put_failure(struct exchange *x, const char *message) {
 
 static const struct style anthropic_style = {
     .stream_type = "text/event-stream",
+    .ping = "event: ping\ndata: {\"type\":\"ping\"}\n\n",
     .begin = begin,
     .delta = put_delta,
     .done = done,

@@ -238,6 +238,7 @@ static json_t *text_whole(struct exchange *x) {
 
 static const struct style text_style = {
     .stream_type = "text/event-stream",
+    .ping = OPENAI_PING,
     .delta = text_delta,
     .end = text_end,
     .done = text_done,

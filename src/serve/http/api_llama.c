@@ -255,6 +255,7 @@ static json_t *completion_whole(struct exchange *x) {
 
 static const struct style completion_style = {
     .stream_type = "text/event-stream",
+    .ping = OPENAI_PING,
     .delta = completion_delta,
     .end = completion_end,
     .fail = completion_fail,

@@ -383,6 +383,7 @@ static json_t *chat_whole(struct exchange *x) {
 
 static const struct style chat_style = {
     .stream_type = "text/event-stream",
+    .ping = OPENAI_PING,
     .begin = chat_begin,
     .delta = chat_delta,
     .end = chat_end,

@@ -696,6 +696,7 @@ static void fail(struct exchange *x, const char *message) {
 
 static const struct style response_style = {
     .stream_type = "text/event-stream",
+    .ping = OPENAI_PING,
     .begin = begin,
     .delta = put_delta,
     .done = done,

@@ -539,6 +539,8 @@ static void finish(struct exchange *x) {
 
 /* Moves the draft to `out`; `is_over`: nothing follows. */
 static void flush(struct exchange *x, bool is_over) {
+    if (x->draft.len > 0)
+        x->last_sent = seconds_now();
     pthread_mutex_lock(&x->lock);
     bool is_wanted = !x->is_gone && !x->is_cut;
     if (x->has_begun && is_wanted) {
@@ -585,6 +587,11 @@ static bool is_long_response(const struct exchange *x) {
     return n > MAX_VALUES && !ask->is_streamed;
 }
 
+void exchange_ping(struct exchange *x) {
+    buffer_puts(&x->draft, x->style->ping);
+    flush(x, false);
+}
+
 void exchange_write(struct exchange *x) {
     if (x->has_ended) /* the last news was already taken, before its wake-up */
         return;
@@ -595,9 +602,12 @@ void exchange_write(struct exchange *x) {
     x->news.n_events = 0;
     if (!x->news.is_over) {
         flush(x, false);
+        if (x->has_begun && x->style->ping)
+            writer_watch(x->server->writer, x);
         return;
     }
     x->has_ended = true;
+    writer_leave(x);
     bool is_long = is_long_response(x);
     x->is_long |= is_long;
     if (!is_long || !background_run(x->server->background, x, end))

@@ -29,6 +29,7 @@ struct style {
     void (*done)(struct exchange *x);                      /* at the end of all */
     void (*fail)(struct exchange *x, const char *message); /* in a stream that has begun */
     json_t *(*whole)(struct exchange *x); /* the response when it is not streamed */
+    const char *ping;                     /* what clients skip, sent while nothing else is */
     bool has_all_deltas;                  /* `delta` is called for it, too */
     bool repeats_request;                 /* so its end takes long where the request is long */
     bool needs_all_digits; /* it has numbers of the client's, or of the model's in tool calls */
@@ -83,6 +84,9 @@ struct exchange {
     struct job_news news;
     bool is_queued; /* in the writer's queue, under its lock */
     struct exchange *next_queued;
+    struct exchange *next_stream,
+        **at_stream;  /* in the writer's list of streams; NULL: it is not */
+    double last_sent; /* there: seconds_now of its last text */
 
     pthread_mutex_t lock; /* guards all below */
     enum reply reply;
@@ -138,6 +142,8 @@ void exchange_release(struct exchange *x); /* one reference */
 void exchange_read(struct exchange *x);
 /* New tokens and ends become text; the writer's thread. */
 void exchange_write(struct exchange *x);
+/* Sends the style's ping; the writer's thread. */
+void exchange_ping(struct exchange *x);
 /* Drops the request's body. */
 void exchange_drop_body(struct exchange *x);
 /* The client is gone: its answers end. Any thread. */

@@ -4,6 +4,9 @@
 
 #include "serve/http/internal.h"
 
+/* A comment, which is no event. */
+#define OPENAI_PING ":\n\n"
+
 void openai_read_stream_options(struct ask *ask, struct fields *f);
 /* messages, continue_final_message, tools, and what openai_read_thinking reads. */
 void openai_read_conversation(struct ask *ask, struct fields *f);

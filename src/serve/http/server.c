@@ -32,6 +32,7 @@ struct server_options server_options_default(void) {
         .snapshot_bytes = 64 << 20,
         .connections = 1024,
         .idle_seconds = 60,
+        .ping_seconds = 15,
     };
 }
 
@@ -472,7 +473,7 @@ int server_open(struct server **out, const struct server_options *options, struc
     if (!status && options->access_log)
         status = access_log_open(&s->log, options->access_log, options->logs_prompts, err);
     if (!status)
-        status = writer_open(&s->writer, err);
+        status = writer_open(&s->writer, options->ping_seconds, err);
     if (!status)
         status = background_open(&s->background, err);
     if (!status)

@@ -38,6 +38,7 @@ struct server_options {
                            * longest event, and what ends the stream */
     unsigned connections; /* at most */
     double idle_seconds;  /* time for a connection to send a whole request */
+    double ping_seconds;  /* streams with nothing to send get a ping after so long; 0: none */
 
     const char *snapshot_dir; /* folder for that of /v1/snapshots; NULL: they are in memory */
     uint64_t snapshot_bytes;  /* of them at most */
