@@ -2175,7 +2175,8 @@ def test_pages_elsewhere_cannot_use_it():
                                        headers={"Origin": "https://good.example", "Access-Control-Request-Headers": "x-mine"})
         assert status == 204 and headers["Access-Control-Allow-Origin"] == "https://good.example", headers
         assert headers["Access-Control-Allow-Headers"] == "x-mine"
-        assert s.request("GET", "/llm/v1/models", headers={"Origin": "https://good.example"})[0] == 200
+        status, headers, _ = s.request("GET", "/llm/v1/models", headers={"Origin": "https://good.example"})
+        assert status == 200 and headers["Access-Control-Expose-Headers"] == "X-Request-Id, request-id, Retry-After", headers
         assert s.request("GET", "/llm/v1/models", headers={"Origin": "https://bad.example"})[0] == 403
         assert s.request("GET", "/llm/v1/models", headers={"Host": "proxy.example"})[0] == 200
         assert s.request("GET", "/v1/models")[0] == 404 and s.request("GET", "/llmx/v1/models")[0] == 404

@@ -219,6 +219,8 @@ void guard_add_headers(const struct exchange *x, struct MHD_Response *response) 
         return;
     MHD_add_response_header(response, "Access-Control-Allow-Origin", origin);
     MHD_add_response_header(response, "Vary", "Origin");
+    MHD_add_response_header(response, "Access-Control-Expose-Headers",
+                            "X-Request-Id, request-id, Retry-After");
     if (strcmp(x->method, "OPTIONS") == 0) {
         MHD_add_response_header(response, "Access-Control-Allow-Methods",
                                 "GET, POST, DELETE, OPTIONS");
