@@ -203,6 +203,7 @@ def test_llama_cpp_names_are_answered():
     bad(2, "--batch is 'x'", "serve", "-np", "x")
     bad(2, "--name is ''", "serve", "-a", "")
     bad(2, "--prefix is 'x'", "serve", "--api-prefix", "x")
+    bad(2, "--ping is 'x'", "serve", "--sse-ping-interval", "x")
     bad(2, "--type is 'q9'", "convert", "a", "b", "--outtype", "q9")
     bad(2, "unknown option '--n-predict'", "logits", "--n-predict", "5")  # --tokens is a file there
 

@@ -66,6 +66,7 @@ static const struct {
     {"--alias", "--name", OPT_STRING},
     {"-a", "--name", OPT_STRING},
     {"--api-prefix", "--prefix", OPT_STRING},
+    {"--sse-ping-interval", "--ping", OPT_INT},
     {"--embedding", "--embeddings", OPT_FLAG},
     {"--chunks", "--windows", OPT_INT},
     {"--outtype", "--type", OPT_STRING},
