@@ -1763,7 +1763,10 @@ def test_ollama_models_and_errors():
     assert status == 404 and body["type"] == "error" and "there is no model no" in body["error"]["message"], body
     listed = anthropic_client(s).models.list()
     assert listed.first_id == listed.last_id == SHIPPED.stem and listed.data[0].max_input_tokens == 512, listed
-    assert s.request("GET", "/api/version")[2]["version"]
+    version = s.request("GET", "/api/version")[2]  # VS Code's Copilot takes 0.6.4 and later
+    assert [int(part) for part in version["version"].split(".")] >= [0, 6, 4] and version["sluice"], version
+    info = s.request("POST", "/api/show", {"model": "x"})[2]["model_info"]  # what it shows, and how much it may send
+    assert info["general.basename"] == SHIPPED.stem and info[f"{info['general.architecture']}.context_length"] == 512, info
     for body, words in (({"messages": FOX, "options": {"temperature": "hot"}}, "options.temperature is a string"),
                         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images"),
                         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role is 'robot'"), ({"messages": "x"}, "messages is a string")):

@@ -371,10 +371,12 @@ void ollama_ps(struct exchange *x) {
 void ollama_show(struct exchange *x) {
     const struct server *s = x->server;
     char key[80], when[32];
-    json_t *info = json_pack("{s:s, s:I}", "general.architecture", s->model.facts.architecture,
+    json_t *info = json_pack("{s:s, s:o, s:I}", "general.architecture", s->model.facts.architecture,
+                             "general.basename", json_of_text(str_of(s->model.name)),
                              "general.parameter_count", (json_int_t)s->model.facts.parameters);
+    /* What fits: clients compute from it how much they may send, and num_ctx has no effect. */
     snprintf(key, sizeof key, "%.40s.context_length", s->model.facts.architecture);
-    json_object_set_new(info, key, json_integer(s->model.facts.context));
+    json_object_set_new(info, key, json_integer(s->model.context));
     snprintf(key, sizeof key, "%.40s.embedding_length", s->model.facts.architecture);
     json_object_set_new(info, key, json_integer(s->model.facts.width));
     snprintf(key, sizeof key, "%.40s.block_count", s->model.facts.architecture);
@@ -392,6 +394,9 @@ void ollama_show(struct exchange *x) {
                   "model_info", info, "capabilities", capabilities, "modified_at", when));
 }
 
+/* Of the API: some clients refuse to use versions before the one that had what they need. This one
+ * had log probabilities, the last that came to it of what is here. */
 void ollama_version(struct exchange *x) {
-    exchange_reply_json(x, 200, json_pack("{s:s}", "version", sluice_version()));
+    exchange_reply_json(x, 200,
+                        json_pack("{s:s, s:s}", "version", "0.12.11", "sluice", sluice_version()));
 }
