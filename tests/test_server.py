@@ -983,7 +983,7 @@ def test_llama_completion():
                           (dict(logit_bias=[[8192, 1]]), "logit_bias has another id at place 0"), (dict(logit_bias=[[5]]), "logit_bias of 5 is missing"),
                           (dict(prompt=None), "prompt is null, expected a text"), (dict(n_predict=-3), "n_predict is -3, expected -2 or more"),
                           (dict(n_probs=101), "n_probs is 101, expected 0 to 100"), (dict(repeat_penalty=-1), "repeat_penalty is -1, expected"), (dict(stop=["x"] * 65), "stop has 65 texts, expected at most 64"), (dict(json_schema="x"), "json_schema is a string, expected an object"),
-                          (dict(grammar='root ::= "x"', json_schema={}), "another format is given too"), (dict(prompt="fox " * 3000), "maximum context length is 512")):
+                          (dict(grammar='root ::= "x"', json_schema={}), "another format is given too"), (dict(image_data=[{"data": "aGk=", "id": 1}]), "images are not supported"), (dict(prompt="fox " * 3000), "maximum context length is 512")):
         status, _, body = ask(**fields)
         assert status == 400 and words in body["error"]["message"], (fields, body)
 

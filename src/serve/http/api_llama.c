@@ -52,6 +52,8 @@ static void read_settings(struct ask *ask, struct fields *f, const struct ask_mo
         ask->n_top = n_probs;
     ask_read_format(ask, f, m); /* grammar, json_schema */
     check_response_fields(f);
+    if (json_array_size(json_object_get(ask->root, "image_data")) > 0)
+        fields_refuse(f, "image_data", "images are not supported: this model reads text alone");
     if (fields_any(f, "snapshot"))
         fields_refuse(f, "snapshot", "snapshot is of a conversation, expected messages");
 }
