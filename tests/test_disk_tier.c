@@ -345,13 +345,18 @@ static void patch_header(const char *path, off_t at, uint32_t value) {
 }
 
 static void same(const char *path, const char *other) {
-    uint32_t version = 1;
+    uint32_t version = 2;
     (void)other;
     patch_header(path, 8, version);
 }
 static void next_version(const char *path, const char *other) {
     (void)other;
-    patch_header(path, 8, 2);
+    patch_header(path, 8, 3);
+}
+/* Whose names clients could choose twice. */
+static void first_version(const char *path, const char *other) {
+    (void)other;
+    patch_header(path, 8, 1);
 }
 static void foreign_identity(const char *path, const char *other) {
     (void)other;
@@ -413,6 +418,7 @@ static const struct {
 } spoilers[] = {
     {"nothing", same, true}, /* the patching itself is right */
     {"the next version", next_version, false},
+    {"the first version", first_version, false},
     {"another identity", foreign_identity, false},
     {"another position", other_position, false},
     {"another magic", other_magic, false},

@@ -3,7 +3,7 @@
  *
  * The values are those of XXH3 with seed 0, on every machine and in every release, so files may
  * hold them. Whoever chooses the bytes can choose them to have the hash of others: names of what
- * clients send begin with hash_begin_secret. */
+ * clients send begin with hash_begin_secret, or are SHA-256 (sha256.h) where files hold them. */
 #ifndef BASE_HASH_H
 #define BASE_HASH_H
 

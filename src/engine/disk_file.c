@@ -12,7 +12,7 @@
 #include "base/entropy.h"
 #include "base/size.h"
 
-enum { DISK_VERSION = 1 };
+enum { DISK_VERSION = 2 };
 
 struct disk_header {
     char magic[8];

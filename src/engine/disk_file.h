@@ -20,7 +20,8 @@ enum disk_kind { DISK_BLOCK, DISK_SNAPSHOT, DISK_KINDS };
 struct disk_meta {
     enum disk_kind kind;
     uint32_t position;     /* tokens from the beginning to the object's end */
-    struct hash128 hash;   /* of all those tokens: with kind and position it names the file */
+    struct hash128 hash;   /* of all those tokens, one that nobody can choose twice: with kind and
+                            * position it names the file */
     struct hash128 parent; /* that of the block before; zero: none */
     uint32_t n_tokens;     /* this many of those tokens, the last, are in the file */
     uint64_t bytes;        /* of the payload */
