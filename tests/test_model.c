@@ -356,6 +356,7 @@ TEST(hub_refuses_configs_that_cannot_be_run) {
         {"llama-a", "model_type", "null", "model_type is missing, expected llama"},
         {"llama-a", "hidden_act", "\"gelu\"", "hidden_act is gelu, expected silu"},
         {"qwen3-a", "use_sliding_window", "true", "use_sliding_window is true, which is not"},
+        {"qwen2-a", "is_causal", "false", "is_causal is false, which is not supported"},
         {"llama-a", "rope_parameters", "{\"rope_type\":\"dynamic\"}", "rope_type is dynamic"},
         {"qwen35-dense-a", "rope_parameters", "{\"rope_type\":\"llama3\"}", "rope_type is llama3"},
         {"qwen35-dense-a", "attn_output_gate", "false", "attn_output_gate is false"},

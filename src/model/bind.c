@@ -270,6 +270,16 @@ static int check_blocks(const struct model *m, const bool is_draft[MAX_LAYERS], 
                    STR_ARG(m->file->tensors[at].name));
 }
 
+/* Encoders of images and sound, which some files have beside the text model, and heads that
+ * classify what it has read. */
+static bool is_beside_the_model(struct str name) {
+    static const char *const prefixes[] = {"v.", "a.", "mm.", "cls."};
+    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
+        if (str_starts(name, prefixes[i]))
+            return true;
+    return false;
+}
+
 int bind_check_leftovers(struct model *m, struct err *err) {
     bool is_draft[MAX_LAYERS] = {0};
     uint32_t block;
@@ -279,9 +289,9 @@ int bind_check_leftovers(struct model *m, struct err *err) {
     int status = check_blocks(m, is_draft, err);
     for (uint32_t i = 0; !status && i < m->file->n_tensors; i++) {
         struct str name = m->file->tensors[i].name;
-        if (m->is_bound[i] || !block_index(name, &block))
+        if (m->is_bound[i] || is_beside_the_model(name))
             continue;
-        if (!is_draft[block])
+        if (!block_index(name, &block) || !is_draft[block])
             status = err_set(err, SLUICE_ERR_UNSUPPORTED,
                              "%s: tensor %.*s is unknown to the architecture %s", m->path,
                              STR_ARG(name), m->config.arch);

@@ -118,9 +118,15 @@ static int read_rope(struct config *c, const struct gguf *keys, struct err *err)
 
 /* Refuses what would give wrong results, by name. */
 static int refuse_unsupported(const struct config *c, const struct gguf *keys, struct err *err) {
-    static const char *const names[] = {"attention.sliding_window", "attn_logit_softcapping",
-                                        "final_logit_softcapping", "logit_scale",
-                                        "attention.clamp_kqv"};
+    static const char *const names[] = {"attention.sliding_window",
+                                        "attn_logit_softcapping",
+                                        "final_logit_softcapping",
+                                        "logit_scale",
+                                        "attention.clamp_kqv",
+                                        "attention.max_alibi_bias",
+                                        "attention.scale",
+                                        "embedding_scale",
+                                        "residual_scale"};
     char full[128];
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const struct gguf_key *key = gguf_key(keys, full_name(c, names[i], full));

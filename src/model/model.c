@@ -110,6 +110,7 @@ static int bind_freqs(struct model *m, struct err *err) {
             return err_set(err, SLUICE_ERR_FORMAT,
                            "%s: tensor rope_freqs.weight has %llu values of %s, expected %u of F32",
                            m->path, (unsigned long long)t->n_values, t->type_name, pairs);
+        m->is_bound[t - m->file->tensors] = true;
         if ((divisors = arena_array(&m->arena, pairs, sizeof *divisors)))
             memcpy(divisors, t->data, t->bytes);
     }
