@@ -4,7 +4,7 @@
 Runs in the environment that tools/setup.sh makes (build/venv-test); without its clients the tests
 that need them are skipped. All connections stay on this machine. SECONDS sets how long the load lasts.
 """
-import asyncio, atexit, contextlib, gzip, http.client, json, os, random, re, resource, shutil, signal, socket, struct, subprocess, sys, tempfile, threading, time
+import asyncio, atexit, contextlib, gzip, http.client, json, os, random, re, resource, shutil, signal, socket, stat, struct, subprocess, sys, tempfile, threading, time
 from pathlib import Path
 
 import suite
@@ -1915,6 +1915,22 @@ def test_snapshots_that_cannot_be_deleted():
         shutil.rmtree(file)
         assert s.request("DELETE", "/v1/snapshots/a")[0] == 200  # somebody else did it
         assert s.request("DELETE", "/v1/snapshots/a")[0] == 404
+
+
+def test_snapshots_are_not_written_through_links():
+    """What has a snapshot's name and is none is replaced; what a link leads to stays."""
+    cache, elsewhere = TMP / "linked", TMP / "elsewhere"
+    elsewhere.write_text("mine")
+    with own("--cache-dir", cache) as s:
+        (cache / "snapshots/a.json").symlink_to(elsewhere)
+        (cache / "snapshots/b.json").symlink_to(TMP / "nowhere")
+        os.mkfifo(cache / "snapshots/c.json")
+        for id in ("a", "b", "c"):
+            assert s.request("POST", "/v1/snapshots", {"id": id, "messages": FOX})[0] == 200
+            assert s.request("GET", f"/v1/snapshots/{id}")[2]["messages"] == FOX
+            st = os.lstat(cache / f"snapshots/{id}.json")
+            assert stat.S_ISREG(st.st_mode) and st.st_mode & 0o077 == 0, st
+        assert elsewhere.read_text() == "mine" and not (TMP / "nowhere").exists()
 
 
 def test_errors_of_files_go_to_the_log():

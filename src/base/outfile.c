@@ -194,6 +194,20 @@ int outfile_open(struct outfile *out, const char *path, struct err *err) {
     return code;
 }
 
+int outfile_open_own(struct outfile *out, const char *path, struct err *err) {
+    *out = (struct outfile){.fd = -1};
+    out->path = strdup(path);
+    out->buffer = malloc(BUFFER_BYTES);
+    out->target = strdup(path);
+    if (out->path && out->buffer && out->target)
+        out->fd = open_temporary(out, NULL);
+    if (out->fd >= 0 && fchmod(out->fd, 0600) == 0)
+        return SLUICE_OK;
+    int code = cannot_create(path, err);
+    outfile_abort(out);
+    return code;
+}
+
 int outfile_check(const char *path, struct err *err) {
     struct outfile out;
     struct stat st;

@@ -30,6 +30,9 @@ struct outfile {
 };
 
 int outfile_open(struct outfile *out, const char *path, struct err *err);
+/* For a folder of our own, where nobody means a link or a FIFO to be written through: commit
+ * replaces what has the name, whatever it is but a folder. For the owner alone. */
+int outfile_open_own(struct outfile *out, const char *path, struct err *err);
 /* Returns the error that opening the path would give, to fail early. Leaves no file, does not
  * block. */
 int outfile_check(const char *path, struct err *err);

@@ -136,9 +136,7 @@ static int write_file(const struct snapshots *s, const char *id, struct str text
     struct outfile out = {.fd = -1};
     char *path = path_of(s, id);
     make_folders(s);
-    int status = path ? outfile_open(&out, path, err) : err_memory(err, "a snapshot");
-    if (!status && fchmod(out.fd, 0600))
-        status = err_set(err, SLUICE_ERR_IO, "%s: %s", path, strerror(errno));
+    int status = path ? outfile_open_own(&out, path, err) : err_memory(err, "a snapshot");
     if (!status)
         status = outfile_write(&out, text.at, text.len, err);
     if (!status)
