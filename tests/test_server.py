@@ -2741,6 +2741,21 @@ def test_slow_requests_are_shut():
         s.chat(max_tokens=200)  # may take longer than --idle
 
 
+def test_connections_that_send_nothing_keep_nobody_out():
+    """Whoever holds every connection and sends no request loses some of them; one that waits for its answer stays."""
+    with own("--connections", 12, "--idle", 86400, "-c", CONTEXT) as s:
+        c = s.connect()
+        c.request("POST", "/v1/chat/completions", json.dumps({"messages": FOX, "ignore_eos": True, "max_tokens": 3000}))
+        s.wait_for("answers_running", 1)
+        with contextlib.ExitStack() as stack:
+            for i in range(40):
+                silent = stack.enter_context(socket.create_connection((s.host, s.port), timeout=PATIENCE))
+                silent.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n" if i % 2 else b"")
+            for _ in range(3):
+                s.chat(max_tokens=1)
+        assert json.loads(c.getresponse().read())["usage"]["completion_tokens"] == 3000
+
+
 def test_a_client_that_goes_away_frees_its_sequence():
     with own("--batch", 2, "-c", CONTEXT) as s:
         gone = s.metric("clients_gone_total")

@@ -30,6 +30,7 @@ struct peers {
     bool has_thread;
     int epoll, poke;
     double idle_seconds;
+    unsigned max; /* connections */
     pthread_mutex_t lock;
     struct peer *list;
     uint64_t last;
@@ -113,15 +114,41 @@ static void on_event(struct peers *p, uint64_t number, uint32_t events) {
     pthread_mutex_unlock(&p->lock);
 }
 
+static bool is_waiting(const struct peer *peer) {
+    return !peer->exchange && !peer->is_shut;
+}
+
+static void shut(struct peer *peer) {
+    peer->is_shut = true;
+    shutdown(peer->fd, SHUT_RDWR); /* libmicrohttpd sees it and closes */
+}
+
+/* While nearly all connections are taken, those that have waited longest for a request, a
+ * second at least, make room: else a thousand that send nothing would keep everybody out. */
+static void make_room(struct peers *p, double now) {
+    enum { MAX_WORK = 1 << 20 }; /* peers looked at */
+    unsigned n = 0, spare = p->max / 8 + 1;
+    for (const struct peer *peer = p->list; peer; peer = peer->next)
+        n += !peer->is_shut;
+    for (unsigned work = 0; n + spare > p->max && work < MAX_WORK; work += n--) {
+        struct peer *oldest = NULL;
+        for (struct peer *peer = p->list; peer; peer = peer->next)
+            if (is_waiting(peer) && (!oldest || peer->since < oldest->since))
+                oldest = peer;
+        if (!oldest || now - oldest->since < 1)
+            break;
+        shut(oldest);
+    }
+}
+
 /* Closes idle connections; returns the milliseconds until the next check, -1: none to check. */
 static int shut_idle(struct peers *p) {
     double now = seconds_now();
     pthread_mutex_lock(&p->lock);
     for (struct peer *peer = p->list; peer; peer = peer->next)
-        if (!peer->exchange && !peer->is_shut && now - peer->since > p->idle_seconds) {
-            peer->is_shut = true;
-            shutdown(peer->fd, SHUT_RDWR); /* libmicrohttpd sees it and closes */
-        }
+        if (is_waiting(peer) && now - peer->since > p->idle_seconds)
+            shut(peer);
+    make_room(p, now);
     int milliseconds = p->list ? 500 : -1;
     pthread_mutex_unlock(&p->lock);
     return milliseconds;
@@ -150,12 +177,13 @@ static void *watch(void *user) {
     return NULL;
 }
 
-int peers_open(struct peers **out, double idle_seconds, struct err *err) {
+int peers_open(struct peers **out, unsigned max, double idle_seconds, struct err *err) {
     struct peers *p = calloc(1, sizeof *p);
     struct epoll_event event = {.events = EPOLLIN};
     *out = p;
     if (!p)
         return err_memory(err, "the connections");
+    p->max = max;
     p->idle_seconds = idle_seconds;
     pthread_mutex_init(&p->lock, NULL);
     p->epoll = epoll_create1(EPOLL_CLOEXEC);

@@ -2,7 +2,8 @@
  *
  * libmicrohttpd notices neither that the client of a suspended connection disconnected, nor that
  * one sends its request one byte per minute. This does: the exchange of a disconnected client is
- * abandoned, and a connection that does not send a whole request in time is closed. */
+ * abandoned, and a connection that does not send a whole request in time is closed: sooner when
+ * nearly all of them are taken. */
 #ifndef SERVE_HTTP_PEERS_H
 #define SERVE_HTTP_PEERS_H
 
@@ -12,7 +13,8 @@ struct peers;
 struct peer;
 struct exchange;
 
-int peers_open(struct peers **out, double idle_seconds, struct err *err);
+/* At most `max` connections at once. */
+int peers_open(struct peers **out, unsigned max, double idle_seconds, struct err *err);
 void peers_close(struct peers *p); /* takes NULL */
 
 /* A connection with this socket begins, or ends. NULL when memory ran out: it is not watched. */

@@ -419,7 +419,6 @@ static unsigned fit_connections(unsigned wanted) {
 
 static int start_daemon(struct server *s, struct err *err) {
     enum { THREADS = 4 };
-    s->options.connections = fit_connections(s->options.connections);
     unsigned timeout = s->options.idle_seconds > 1 ? (unsigned)s->options.idle_seconds : 1;
     sigset_t before = thread_block_signals();
     s->daemon = MHD_start_daemon(
@@ -458,6 +457,7 @@ int server_open(struct server **out, const struct server_options *options, struc
     if (!s)
         return err_memory(err, "the server");
     s->options = *options;
+    s->options.connections = fit_connections(options->connections);
     s->listener = -1;
     s->created = time(NULL);
     metrics_begin(&s->metrics);
@@ -477,7 +477,7 @@ int server_open(struct server **out, const struct server_options *options, struc
     if (!status)
         status = background_open(&s->background, err);
     if (!status)
-        status = peers_open(&s->peers, options->idle_seconds, err);
+        status = peers_open(&s->peers, s->options.connections, options->idle_seconds, err);
     if (!status)
         status = start_daemon(s, err);
     if (status)
