@@ -157,7 +157,7 @@ static const struct {
      "{% endfor %}",
      SLUICE_ERR_FORMAT, "chat template, line 1: the text is longer than"},
     {"{% set n = namespace(l=[1]) %}{% for a in range(64) %}{% set n.l = n.l + n.l %}{% endfor %}",
-     SLUICE_ERR_MEMORY, "chat template, line 1: rendering takes too much memory"},
+     SLUICE_ERR_FORMAT, "chat template, line 1: rendering takes too much memory"},
     {"{{ 'x' * 1000000000000 }}", SLUICE_ERR_FORMAT, "chat template, line 1: the text is longer"},
     {"{{ range(100001) }}", SLUICE_ERR_FORMAT, "chat template, line 1: Range too big"},
     {"{{ 'a'.zfill(9000000000000000000) }}", SLUICE_ERR_FORMAT, "chat template, line 1: the text"},

@@ -8,6 +8,7 @@
  * (3) Reading values is charged by jinja_call_builtin before a filter, test, method or function
  *     begins, unless its row says PAYS_ITSELF, and by the primitives that others are built from:
  *     jinja_equal, jinja_less, jinja_find, jinja_strip, jinja_next_char, jinja_iterate. */
+#include "base/size.h"
 #include "text/jinja_run.h"
 
 /* A value's own size: bytes of a text, items of a list, pairs of a dict. */
@@ -44,10 +45,20 @@ bool jinja_charge_call(struct run *run, const struct builtin *b, struct value se
     return jinja_charge_sizes(run, &self, 1) && jinja_charge_sizes(run, args->at, args->count);
 }
 
+/* Beyond the limit is the input's fault, and would be again; a machine without memory may have some
+ * later. */
+static void refuse_memory(struct run *run, uint64_t count, uint64_t size) {
+    const struct arena *a = &run->arena;
+    if (size_times(count, size) > a->limit - min_u64(a->used, a->limit))
+        jinja_fail(run, "rendering takes too much memory");
+    else
+        jinja_no_memory(run);
+}
+
 void *jinja_alloc(struct run *run, uint64_t count, uint64_t size) {
     void *p = arena_array(&run->arena, count, size);
     if (!p)
-        return jinja_no_memory(run), NULL;
+        return refuse_memory(run, count, size), NULL;
     /* The product fits: there was memory for it. */
     return jinja_charge(run, 8 + count * size / 2) ? p : NULL;
 }

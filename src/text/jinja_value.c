@@ -23,7 +23,7 @@ bool jinja_fail(struct run *run, const char *format, ...) {
 }
 
 bool jinja_no_memory(struct run *run) {
-    jinja_error(run->err, SLUICE_ERR_MEMORY, run->line, "rendering takes too much memory");
+    jinja_error(run->err, SLUICE_ERR_MEMORY, run->line, "out of memory for rendering");
     return false;
 }
 
