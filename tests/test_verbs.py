@@ -513,6 +513,8 @@ def test_grammars_that_are_none():
 
 def test_sizes_of_the_cache_are_checked():
     bad(2, "--cache-bytes is '10x', expected bytes, such as 512M or 4G", "run", SHIPPED, "--cache-bytes", "10x")
+    bad(2, "--cache-bytes is '3 ', expected bytes, such as 512M or 4G", "run", SHIPPED, "--cache-bytes", "3 ")
+    bad(2, "--snapshot-bytes is '3MB', expected bytes", "run", SHIPPED, "--snapshot-bytes", "3MB")
     for value in ("", "-1", "K", "4GB", "99999999999G", "99999999999999999999"):
         bad(2, "expected bytes", "run", SHIPPED, "--kv-bytes", value)
     bad(2, "--cache-dir-bytes needs --cache-dir DIR", "run", SHIPPED, "--cache-dir-bytes", "1G")

@@ -272,14 +272,14 @@ static bool set_int(const struct opt *o, const char *text) {
 
 /* Bytes: a whole number, then nothing or K, M, G or T, each 1024 times the one before. */
 static bool set_size(const struct opt *o, const char *text) {
-    static const char units[] = "KMGT";
+    static const char units[] = "KMGTkmgt";
     char *end;
     errno = 0;
     unsigned long long v = strtoull(text, &end, 10);
     if (text[0] < '0' || text[0] > '9' || errno)
         return false;
-    const char *unit = *end ? strchr(units, *end & ~0x20) : NULL;
-    unsigned shift = unit ? 10 * (unsigned)(unit - units + 1) : 0;
+    const char *unit = *end ? strchr(units, *end) : NULL;
+    unsigned shift = unit ? 10 * (unsigned)((unit - units) % 4 + 1) : 0;
     if ((*end && !unit) || (unit && end[1]) || v > (UINT64_MAX - 1) >> shift)
         return false;
     *(uint64_t *)o->value = (uint64_t)v << shift;
