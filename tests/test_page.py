@@ -267,6 +267,31 @@ def check_files(p):
         return p.one("#toast").text
     for value in ("no JSON", "[]", '{"chats": [null, 3, {"id": "x"}]}', json.dumps({"chats": [loop, lost, wrong]})):
         assert bring(value) == "chats.json has no conversations that were exported here.", value
+    # One in which every message names itself or its parent as the one that is shown, and the root has a parent; and the same conversation,
+    # but with two messages in the other order: what is here already stays a tree, and readable.
+    one = lambda id, parent, child: {"id": id, "parent": parent, "role": "user", "content": id, "children": child, "pick": child[0] if child else None}
+    tree = {"root": {**one("root", None, ["a"]), "role": "root"}, "a": one("a", "root", ["b"]), "b": one("b", "a", [])}
+    turned = {"root": {**one("root", None, ["b"]), "role": "root"}, "b": one("b", "root", ["a"]), "a": one("a", "b", ["c"]), "c": one("c", "a", [])}
+    circles = json.loads(json.dumps(tree))
+    circles["root"].update(parent="a", role="user")
+    circles["a"]["pick"], circles["b"]["pick"] = "a", "a"
+    file_of = lambda *nodes: json.dumps({"chats": [{"id": f"odd{i}", "title": f"Odd {i}", "at": 9e15, "settings": {}, "nodes": n} for i, n in enumerate(nodes)]})
+    assert bring(file_of(tree, circles)) == "Imported: 2 conversations."
+    assert bring(file_of(turned)) == "Imported: 1 conversation."
+    stays = p.js("return JSON.parse(localStorage['sluice.chat.odd0']).nodes")
+    assert {id: (n["parent"], n["children"]) for id, n in stays.items()} == {"root": (None, ["a"]), "a": ("root", ["b", "c"]), "b": ("a", []), "c": ("a", [])}, stays
+    for title, shown in (("Odd 0", ["a", "b"]), ("Odd 1", ["a"])):
+        p.d.refresh()
+        p.wait("the list is there", lambda: [e for e in p.all("#chats .open") if e.text == title])
+        p.js("[...document.querySelectorAll('#chats .open')].find((e) => e.textContent === arguments[0]).click()", title)
+        p.wait(f"{title} is shown", lambda: [e.text for e in p.all("article.user .plain")] == shown)
+    p.click("#open-panel")
+    p.wait("the tree is drawn", lambda: p.all("#tree circle.node"))
+    p.js("[...document.querySelectorAll('#tree circle.node')].pop().dispatchEvent(new Event('click'))")
+    p.wait("its last message is shown", lambda: [e.text for e in p.all("article.user .plain")] == ["a", "b"])
+    p.js("localStorage.removeItem('sluice.chat.odd0'); localStorage.removeItem('sluice.chat.odd1')")
+    p.d.refresh()
+    p.wait("the page is there again", lambda: p.all("#chats li"))
     for i in range(2):
         if i == 1:
             p.js("for (const k of Object.keys(localStorage)) if (k.startsWith('sluice.chat.')) localStorage.removeItem(k)")

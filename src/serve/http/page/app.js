@@ -48,7 +48,7 @@ function isChat(c) {
   let n_seen = 0;
   while (waiting.length && n_seen <= total) {
     const id = waiting.pop(), n = c.nodes[id];
-    if (n.id !== id || typeof n.content !== "string" || !Array.isArray(n.children)) return false;
+    if (n.id !== id || id === "__proto__" || typeof n.content !== "string" || !Array.isArray(n.children)) return false;
     if (!n.children.every((child) => Object.hasOwn(c.nodes, child) && c.nodes[child]?.parent === id)) return false;
     waiting.push(...n.children);
     n_seen++;
@@ -78,13 +78,15 @@ function loadChats() {
   }
 }
 
-// What another tab added stays: messages are never taken away, and an answer only grows.
+// What another tab added stays: messages are never taken away, and an answer only grows. A message
+// that is elsewhere in the other tree, as in a file that was changed, stays where it is: both are
+// trees, and so is what they become.
 function merge(c, other) {
   const size = (n) => (n.content || "").length + (n.thinking || "").length;
+  for (const [id, n] of Object.entries(other.nodes)) if (!Object.hasOwn(c.nodes, id)) c.nodes[id] = { ...n, children: [] };
   for (const [id, n] of Object.entries(other.nodes)) {
     const own = c.nodes[id];
-    if (!own) { c.nodes[id] = n; continue; }
-    for (const child of n.children) if (!own.children.includes(child)) own.children.push(child);
+    for (const child of n.children) if (c.nodes[child].parent === id && !own.children.includes(child)) own.children.push(child);
     if (running.get(c.id)?.node !== own && size(n) > size(own)) Object.assign(own, { content: n.content, thinking: n.thinking, stats: n.stats, error: n.error });
   }
 }
@@ -109,7 +111,7 @@ function newChat() {
 
 function shownPath(c) {
   const path = [];
-  for (let n = c.nodes.root; n.pick && c.nodes[n.pick]; path.push(n)) n = c.nodes[n.pick];
+  for (let n = c.nodes.root; n.children.includes(n.pick); path.push(n)) n = c.nodes[n.pick];
   return path;
 }
 
@@ -123,7 +125,7 @@ function addNode(c, parent, role, content) {
 }
 
 function showNode(c, node) {
-  for (let n = node; n.parent; n = c.nodes[n.parent]) c.nodes[n.parent].pick = n.id;
+  for (let n = node; n.id !== "root"; n = c.nodes[n.parent]) c.nodes[n.parent].pick = n.id;
   save(c);
   drawAll();
 }
@@ -182,7 +184,7 @@ async function* events(response) {
 
 function requestOf(c, node) {
   const messages = [], goesOn = !!node.content;
-  for (let n = goesOn ? node : c.nodes[node.parent]; n.role !== "root"; n = c.nodes[n.parent]) {
+  for (let n = goesOn ? node : c.nodes[node.parent]; n.id !== "root"; n = c.nodes[n.parent]) {
     if (n.role === "assistant" && !n.content) continue;
     messages.unshift({ role: n.role, content: n.content, ...(n.thinking ? { reasoning_content: n.thinking } : {}) });
   }
@@ -456,7 +458,7 @@ function drawAll() {
 function drawTree() {
   const STEP = 26, R = 7;
   if ($("panel").hidden) return;
-  const all = Object.values(chat.nodes).filter((n) => n.role !== "root");
+  const all = Object.values(chat.nodes).filter((n) => n.id !== "root");
   if (!all.length) {
     $("tree").replaceChildren(make("p", "hint", "Edit a message or ask again: branches are drawn here."));
     return;
