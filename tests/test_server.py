@@ -2700,6 +2700,26 @@ def test_shutdown_while_a_thread_stops_listening():
         s.chat()
 
 
+NO_RANDOM = r"""
+#include <errno.h>
+#include <sys/types.h>
+ssize_t getrandom(void *out, size_t n, unsigned flags) {
+    errno = ENOSYS; /* a sandbox refuses the call */
+    return -1;
+}
+"""
+
+
+def test_ids_differ_without_random_numbers():
+    """A response that is kept under another's id would be read in its place."""
+    with own("-c", 256, LD_PRELOAD=preloaded("no_random.so", NO_RANDOM)) as s:
+        ask = lambda text: s.request("POST", "/v1/responses", {"input": text, "max_output_tokens": 1})[2]["id"]
+        ids = [ask(text) for text in "abcd"]
+        assert len(set(ids)) == 4, ids
+        for id, text in zip(ids, "abcd"):
+            assert s.request("GET", f"/v1/responses/{id}/input_items")[2]["data"][0]["content"][0]["text"] == text
+
+
 def test_descriptors_are_enough_for_the_connections():
     """More are taken where the process may have them; else there are fewer connections, and nobody finds that descriptors have run out."""
     most = lambda s: int(re.search(r"Max open files +(\d+)", Path(f"/proc/{s.process.pid}/limits").read_text())[1])

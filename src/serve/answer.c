@@ -2,10 +2,10 @@
 #include "serve/answer.h"
 
 #include <stdio.h>
-#include <sys/random.h>
 
 #include "base/array.h"
 #include "base/clock.h"
+#include "base/entropy.h"
 
 enum phase {
     PHASE_RAW,             /* everything is content */
@@ -20,8 +20,7 @@ static const char think_open[] = "<think>", think_close[] = "</think>";
 void answer_make_id(const char *prefix, char out[32]) {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
     unsigned char random[20];
-    if (getrandom(random, sizeof random, 0) != sizeof random)
-        memset(random, 7, sizeof random);
+    entropy_fill(random, sizeof random);
     size_t n = strlen(prefix);
     memcpy(out, prefix, n);
     for (size_t i = 0; i < sizeof random && n < 31; i++)
