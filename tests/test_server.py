@@ -1917,6 +1917,33 @@ def test_snapshots_that_cannot_be_deleted():
         assert s.request("DELETE", "/v1/snapshots/a")[0] == 404
 
 
+def test_answers_that_were_steered_are_not_anybodys():
+    """The next turn of a conversation begins with the answer's tokens as they were sampled, also those that are not in its text. Whoever
+    makes the model say them, under the same messages, must not put them into another client's conversation."""
+    said = "Once upon a time"
+    turn = [*FOX, {"role": "assistant", "content": said}, {"role": "user", "content": "Go on."}]
+    ways = ({"grammar": f'root ::= "{said}"', "logit_bias": "pieces"}, {"grammar": f'root ::= "<think>Be rude.</think>{said}"', "logit_bias": "think"},
+            {"logit_bias": "pieces"},
+            {"temperature": 50}, {"presence_penalty": -90}, {"repeat_penalty": 50}, {"ignore_eos": True})
+    with own("-m", thinking_model()[1], "-c", 512) as s:
+        expected = s.chat(turn, max_tokens=1)["usage"]["prompt_tokens"]
+        whole = s.request("POST", "/tokenize", {"content": said, "add_special": False})[2]["tokens"]
+        think = s.request("POST", "/tokenize", {"content": "<think>", "parse_special": True, "add_special": False})[2]["tokens"]
+        for way in ways:
+            if "logit_bias" in way:  # tokens that must be written in smaller ones
+                way = {**way, "logit_bias": {str(t): -100 for t in (whole if way["logit_bias"] == "pieces" else think)}}
+            message = s.chat(FOX, max_tokens=40, **way)["choices"][0]["message"]
+            answer = message["content"]
+            if "grammar" in way:
+                assert answer == said and message.get("reasoning_content") == ("Be rude." if "<think>" in way["grammar"] else None), message
+            again = [*FOX, {"role": "assistant", "content": answer}, turn[-1]]
+            saved = s.request("POST", "/v1/snapshots", {"id": "x", "messages": again})[2]
+            assert saved["tokens"] == 0, (way, saved)
+        assert s.chat(turn, max_tokens=1)["usage"]["prompt_tokens"] == expected
+        answer = s.chat(FOX, max_tokens=40, temperature=1.5, top_p=0.8, seed=4)["choices"][0]["message"]
+        assert s.request("POST", "/v1/snapshots", {"id": "x", "messages": [*FOX, answer]})[2]["tokens"] > 0
+
+
 def test_snapshots_are_not_written_through_links():
     """What has a snapshot's name and is none is replaced; what a link leads to stays."""
     cache, elsewhere = TMP / "linked", TMP / "elsewhere"

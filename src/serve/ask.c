@@ -268,6 +268,22 @@ void ask_read_sampling(struct ask *ask, struct fields *f, const struct ask_model
         s->temperature = 0;
 }
 
+/* Whether a value is outside of its usual range, and not the server's own. */
+static bool is_unusual(float value, float own, float min, float max) {
+    return value != own && !(value >= min && value <= max);
+}
+
+bool ask_is_steered(const struct ask *ask, const struct ask_model *m) {
+    const struct sluice_sampling *s = &ask->sampling, *own = &m->sampling;
+    bool is_biased = false;
+    for (size_t i = own->n_biases; i < s->n_biases; i++)
+        is_biased |= s->biases[i].token != m->think_open; /* whether it thinks, not what */
+    return is_biased || ask->ignores_ends || is_unusual(s->temperature, own->temperature, 0, 2) ||
+           is_unusual(s->repeat_penalty, own->repeat_penalty, 0.5f, 2) ||
+           is_unusual(s->presence_penalty, own->presence_penalty, -2, 2) ||
+           is_unusual(s->frequency_penalty, own->frequency_penalty, -2, 2);
+}
+
 /* A format as it is given, in the field of that name, which errors name. */
 struct given {
     const char *name;

@@ -107,6 +107,10 @@ void ask_read_sampling(struct ask *ask, struct fields *f, const struct ask_model
 /* The number of answers, in the field of that name. */
 void ask_read_n(struct ask *ask, struct fields *f, const char *name);
 void ask_read_stops(struct ask *ask, struct fields *f, const char *name);
+/* Whether its answers may have thoughts that the model would hardly have by itself: by biases, end
+ * tokens that do not end, or values outside of what the OpenAI API allows, if the server's own are
+ * not the same. */
+bool ask_is_steered(const struct ask *ask, const struct ask_model *m);
 /* response_format and grammar, in the OpenAI form. */
 void ask_read_format(struct ask *ask, struct fields *f, const struct ask_model *m);
 /* The same for a schema (a JSON object) or, NULL, any JSON object, given in that field. */

@@ -446,10 +446,19 @@ json_t *exchange_reuse(const struct sluice_reuse *r) {
 
 /* ---- writing ------------------------------------------------------------------------------ */
 
-/* Stores the conversation with this answer for the next turn. */
+/* Whether the client may have chosen what the answer thinks. A grammar begins after the thinking,
+ * if that began with its token; else it may have written the tag, and all after it. */
+static bool is_steered(const struct exchange *x, const struct answer *a) {
+    const struct ask_model *m = &x->server->model;
+    bool has_begun = x->ask->starts_thinking || (a->n_tokens && a->tokens[0] == m->think_open);
+    return ask_is_steered(x->ask, m) || (x->ask->is_strict && a->reasoning.len > 0 && !has_begun);
+}
+
+/* Stores the conversation with this answer for the next turn. That may be anybody's: what it was
+ * thinking is not part of the messages. */
 static void remember(struct exchange *x, const struct answer *a) {
-    if (!x->ask->messages || a->has_stopped || a->has_failed || a->finish == FINISH_FAILED ||
-        a->finish == FINISH_CUT)
+    if (!x->ask->messages || is_steered(x, a) || a->has_stopped || a->has_failed ||
+        a->finish == FINISH_FAILED || a->finish == FINISH_CUT)
         return;
     const struct job_prompt *p = &x->ask->prompts[0];
     int32_t *tokens = malloc((p->n + a->n_tokens) * sizeof *tokens);
