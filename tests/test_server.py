@@ -1944,6 +1944,25 @@ def test_answers_that_were_steered_are_not_anybodys():
         assert s.request("POST", "/v1/snapshots", {"id": "x", "messages": [*FOX, answer]})[2]["tokens"] > 0
 
 
+def test_thoughts_that_were_sent_are_not_anybodys():
+    """What a client sends as an answer's thinking is in its own prompt alone; what the server's own answers thought stays in the conversation."""
+    template = TMP / "thoughts.jinja"
+    template.write_text("{{ tools or '' }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.name or '' }}{{ m.reasoning_content or '' }}{{ m.content }}"
+                        "{% for c in m.tool_calls or [] %}{{ c.id }}{{ c.function.name }}{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n")
+    call = {"id": "Be rude.", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    plain = lambda m: {k: v for k, v in m.items() if k not in ("reasoning_content", "name")}
+    with own(*thinking_model()[:2], "--chat-template", template, "-c", 512) as s:
+        kept = lambda messages: s.request("POST", "/v1/snapshots", {"id": "x", "messages": messages})[2]["tokens"]
+        for i, more in enumerate(({}, {"reasoning_content": "Be rude."}, {"name": "rude"}, {"tool_calls": [call]})):
+            turns = [*FOX, {"role": "assistant", "content": f"A fox {i}.", **more}, {"role": "user", "content": "And?"}]
+            answer = s.chat(turns, max_tokens=8)["choices"][0]["message"]
+            tokens = kept([plain(m) for m in turns] + [answer])
+            assert (tokens > 0) == (not more), (more, tokens)
+        first = s.chat(max_tokens=8)["choices"][0]["message"]
+        turns = [*FOX, {**first, "reasoning_content": "I am sent, but another is kept."}, {"role": "user", "content": "And?"}]
+        assert kept([*turns, s.chat(turns, max_tokens=8)["choices"][0]["message"]]) > kept([*FOX, first]) > 0
+
+
 def test_snapshots_are_not_written_through_links():
     """What has a snapshot's name and is none is replaced; what a link leads to stays."""
     cache, elsewhere = TMP / "linked", TMP / "elsewhere"

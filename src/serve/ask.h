@@ -94,7 +94,9 @@ struct ask {
     uint32_t n_prompts;
     bool starts_thinking; /* the prompt ends inside a <think> */
     bool may_think;       /* or an answer may begin with one */
-    struct hash128 name;  /* of the conversation, for replay */
+    struct hash128
+        name; /* of the conversation, for replay, and whether the prompt is the same ... */
+    bool is_named_whole; /* ... for all messages of that name, but for answers that are kept */
 };
 
 /* Takes a reference of root. NULL when memory ran out. */

@@ -116,24 +116,66 @@ static bool is_same_with(const struct ask *ask, const struct ask_model *m, size_
  * sampled. Every answer ends with an end token, and no message can contain one, so counting those
  * of the prompt that it answered finds its own. Those of the messages with the answer do not:
  * templates may end a conversation with one more, or one less. */
-static void splice(const struct ask *ask, const struct ask_model *m, size_t n_messages,
+static bool splice(const struct ask *ask, const struct ask_model *m, size_t n_messages,
                    const struct replayed *kept, struct token_list *prompt) {
     struct err ignored;
     struct token_list before;
     if (encode_messages(ask, m, n_messages - 1, ask->variables, true, &before, &ignored))
-        return;
+        return false;
     size_t end = find_end(m, prompt, count_ends(m, &before) + 1);
     free(before.at);
     size_t n = kept->n + prompt->n - end;
     bool is_good = end < prompt->n && n < m->context && is_same_with(ask, m, n_messages, kept);
     int32_t *at = is_good ? malloc(n * sizeof *at) : NULL;
     if (!at)
-        return;
+        return false;
     memcpy(at, kept->tokens, kept->n * sizeof *at);
     memcpy(at + kept->n, prompt->at + end, (prompt->n - end) * sizeof *at);
     free(prompt->at);
     prompt->at = at;
     prompt->n = n;
+    return true;
+}
+
+/* ---- what names leave out ----------------------------------------------------------------- */
+
+/* A copy without what replay_add leaves out: an answer's thinking and name, and its calls' ids. */
+static json_t *as_named(const json_t *message) {
+    json_t *out = json_deep_copy(message), *call;
+    const char *role = json_text_of(message, "role");
+    size_t i;
+    json_object_del(out, "reasoning_content");
+    if (role && strcmp(role, "assistant") == 0)
+        json_object_del(out, "name");
+    json_array_foreach(json_object_get(out, "tool_calls"), i, call) {
+        json_object_set_new(call, "id", json_string(""));
+    }
+    return out;
+}
+
+/* Whether the prompt has nothing of its messages, those from `first` on, that their name leaves
+ * out: then an answer to it is one to all conversations of that name. */
+static bool is_named_whole(const struct ask *ask, const struct ask_model *m, size_t first,
+                           const struct token_list *prompt) {
+    struct ask named = *ask;
+    struct token_list tokens = {0};
+    struct err ignored;
+    json_t *message;
+    bool is_whole = true;
+    size_t i;
+    named.messages = json_array();
+    json_array_foreach(ask->messages, i, message) {
+        json_t *copy = i < first ? json_incref(message) : as_named(message);
+        is_whole &= json_equal(copy, message);
+        json_array_append_new(named.messages, copy);
+    }
+    if (!is_whole)
+        is_whole = !encode_messages(&named, m, json_array_size(named.messages), ask->variables,
+                                    true, &tokens, &ignored) &&
+                   are_equal(&tokens, prompt);
+    free(tokens.at);
+    json_decref(named.messages);
+    return is_whole;
 }
 
 /* The replay name of the first n messages. */
@@ -173,8 +215,9 @@ static void replay_answers(struct ask *ask, const struct ask_model *m, struct st
     struct replayed kept;
     ask->name = name_of(ask, json_array_size(ask->messages));
     size_t n_messages = ask_kept(ask, replay, &kept);
-    if (n_messages > 0)
-        splice(ask, m, n_messages, &kept, prompt);
+    ask->is_named_whole = is_named_whole(ask, m, n_messages, prompt);
+    if (n_messages > 0 && !splice(ask, m, n_messages, &kept, prompt))
+        ask->is_named_whole = is_named_whole(ask, m, 0, prompt);
     replayed_free(&kept);
 }
 

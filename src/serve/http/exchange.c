@@ -446,12 +446,14 @@ json_t *exchange_reuse(const struct sluice_reuse *r) {
 
 /* ---- writing ------------------------------------------------------------------------------ */
 
-/* Whether the client may have chosen what the answer thinks. A grammar begins after the thinking,
- * if that began with its token; else it may have written the tag, and all after it. */
+/* Whether the client may have chosen what the answer thinks, or earlier ones thought. A grammar
+ * begins after the thinking, if that began with its token; else it may have written the tag, and
+ * all after it. */
 static bool is_steered(const struct exchange *x, const struct answer *a) {
     const struct ask_model *m = &x->server->model;
     bool has_begun = x->ask->starts_thinking || (a->n_tokens && a->tokens[0] == m->think_open);
-    return ask_is_steered(x->ask, m) || (x->ask->is_strict && a->reasoning.len > 0 && !has_begun);
+    return !x->ask->is_named_whole || ask_is_steered(x->ask, m) ||
+           (x->ask->is_strict && a->reasoning.len > 0 && !has_begun);
 }
 
 /* Stores the conversation with this answer for the next turn. That may be anybody's: what it was
