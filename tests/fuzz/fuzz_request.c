@@ -66,7 +66,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     handlers[bytes[0] % (sizeof handlers / sizeof *handlers)](x);
     if (x->reply != REPLY_WHOLE || x->status < 200 || x->status >= 600)
         abort();
-    json_t *reply = json_loadb(x->out.at, x->out.len, JSON_DECODE_ANY, NULL);
+    json_t *reply = json_loadb(x->out.at, x->out.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
     if (!reply)
         abort(); /* every answer is JSON */
     json_decref(reply);
