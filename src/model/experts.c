@@ -7,16 +7,18 @@
 /* ROUTE takes the best by softmax, and their weights add up to 1. */
 static int refuse_routing(const struct config *c, const struct gguf *keys, struct err *err) {
     enum { SOFTMAX = 1 };
-    char scale[64], gating[64], norm[64];
+    char scale[64], gating[64], norm[64], groups[64];
     snprintf(scale, sizeof scale, "%s.expert_weights_scale", c->arch);
     snprintf(gating, sizeof gating, "%s.expert_gating_func", c->arch);
     snprintf(norm, sizeof norm, "%s.expert_weights_norm", c->arch);
+    snprintf(groups, sizeof groups, "%s.expert_group_count", c->arch);
     float factor = 1;
-    uint32_t function = SOFTMAX;
+    uint32_t function = SOFTMAX, n_groups = 1;
     bool is_normed = true;
     int got;
     if ((got = gguf_get_f32(keys, scale, &factor, err)) < 0 ||
         (got = gguf_get_u32(keys, gating, &function, err)) < 0 ||
+        (got = gguf_get_u32(keys, groups, &n_groups, err)) < 0 ||
         (got = gguf_get_bool(keys, norm, &is_normed, err)) < 0)
         return got;
     if (factor != 0 && factor != 1)
@@ -25,6 +27,9 @@ static int refuse_routing(const struct config *c, const struct gguf *keys, struc
     if (function != 0 && function != SOFTMAX)
         return err_set(err, SLUICE_ERR_UNSUPPORTED, "%s: key %s is %u, expected %d: softmax",
                        keys->path, gating, function, SOFTMAX);
+    if (n_groups > 1)
+        return err_set(err, SLUICE_ERR_UNSUPPORTED, "%s: key %s is %u, expected 1", keys->path,
+                       groups, n_groups);
     if (!is_normed)
         return err_set(err, SLUICE_ERR_UNSUPPORTED, "%s: key %s is false, expected true",
                        keys->path, norm);
