@@ -62,7 +62,7 @@ LDFLAGS  += -pthread $(MODE_FLAGS) $(if $(CROSS),$(if $(filter ubsan,$(MODE)),-s
 comma    := ,
 static   := $(if $(STATIC),-Wl$(comma)-Bstatic)
 dynamic  := $(if $(STATIC),-Wl$(comma)-Bdynamic)
-LIBS     := $(static) -ljansson -lutf8proc $(dynamic) -lm
+LIBS     := $(static) -ljansson -lutf8proc -lmd $(dynamic) -lm
 # The line editor, of the program alone; a static one does not bring what it needs itself.
 EDIT_LIBS := $(static) -ledit $(if $(STATIC),-lbsd -lmd -ltinfo) $(dynamic)
 

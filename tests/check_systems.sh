@@ -9,7 +9,7 @@ set -u
 cd "$(dirname "$0")/.."
 headers=$(mktemp -d)
 trap 'rm -rf "$headers"' EXIT
-for header in jansson.h jansson_config.h utf8proc.h xxhash.h histedit.h microhttpd.h vulkan vk_video; do
+for header in jansson.h jansson_config.h utf8proc.h xxhash.h sha2.h histedit.h microhttpd.h vulkan vk_video; do
     for folder in /usr/include /usr/include/"$(gcc -print-multiarch)"; do
         [ ! -e "$folder/$header" ] || ln -s "$folder/$header" "$headers/"
     done

@@ -35,6 +35,7 @@ need_build() {
     need libutf8proc-dev has_header gcc utf8proc.h
     need libedit-dev has_header gcc histedit.h
     need libxxhash-dev has_header gcc xxhash.h
+    need libmd-dev has_header gcc sha2.h
     need libmicrohttpd-dev has_header gcc microhttpd.h
 }
 need_test() {
@@ -65,6 +66,7 @@ need_cross() { # need_cross TRIPLET
     need "libutf8proc-dev:$arch" has_library "$cc" utf8proc
     need "libedit-dev:$arch" has_library "$cc" edit
     need "libxxhash-dev:$arch" has_header "$cc" xxhash.h
+    need "libmd-dev:$arch" has_library "$cc" md
     need "libmicrohttpd-dev:$arch" has_library "$cc" microhttpd
     need "libpcre2-dev:$arch" has_library "$cc" pcre2-8
     [ "$(uname -m)" = "${1%%-*}" ] || need qemu-user-static have "qemu-${1%%-*}-static"

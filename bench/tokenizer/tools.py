@@ -33,7 +33,7 @@ def build_driver():
     subprocess.run([os.environ.get("CC", "gcc"), "-std=c11", "-D_GNU_SOURCE", "-g", "-O2",
                     "-ffp-contract=off", "-pthread", f"-I{ROOT}/include", f"-I{ROOT}/src",
                     f"-I{BUILD}", os.path.join(HERE, "encode.c"), *sources, "-ljansson",
-                    "-lutf8proc", "-lm", "-o", program], check=True)
+                    "-lutf8proc", "-lmd", "-lm", "-o", program], check=True)
     return program
 
 

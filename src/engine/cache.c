@@ -17,26 +17,21 @@
 #include <string.h>
 
 #include "base/err.h"
-#include "base/sha256.h"
 #include "base/size.h"
 #include "engine/cache_internal.h"
 
 /* ---- entries ------------------------------------------------------------------------------ */
 
 /* On disk it also stands for the tokens before, which a file does not have. Whoever sends prompts
- * chooses them all, so it must be one that nobody can choose: half of SHA-256. */
+ * chooses them all, so it must be one that nobody can choose. */
 static struct hash128 hash_of(const struct cache *c, uint32_t parent, const int32_t *tokens,
                               uint32_t n) {
     struct {
         struct hash128 parent;
         int32_t tokens[PAGE];
     } key = {.parent = c->entries[parent].hash};
-    struct {
-        struct hash128 half, rest;
-    } sum;
     memcpy(key.tokens, tokens, n * sizeof *tokens);
-    sha256(&key, sizeof key.parent + n * sizeof *tokens, (uint8_t *)&sum);
-    return sum.half;
+    return hash128_strong_of(&key, sizeof key.parent + n * sizeof *tokens);
 }
 
 static uint32_t *bucket_of(const struct cache *c, struct hash128 hash) {
