@@ -575,6 +575,70 @@ TEST(ops_share_scales_as_the_plan_says) {
     free(r);
 }
 
+/* ---- ROUTE -------------------------------------------------------------------------------- */
+
+/* A router that is the identity, so that the logits are the row; three weights: those of the two
+ * chosen experts, and none for a shared one. */
+static void route_row(bool is_unnormed, float weights[3]) {
+    enum { WIDTH = 4, USED = 2 };
+    static const float values[] = {1, -1, 1, -1,   /* the row */
+                                   1, 2,  0, 0.5f, /* the norm */
+                                   1, 0,  0, 0,    0, 1, 0, 0,
+                                   0, 0,  1, 0,    0, 0, 0, 1}; /* the router */
+    struct plan_options options = {.max_rows = 1,
+                                   .max_outputs = 1,
+                                   .n_slots = 1,
+                                   .n_vocab = 1,
+                                   .n_taps = 1,
+                                   .tap_width = USED + 1};
+    const uint32_t list[4] = {USED + 1, 1};
+    struct backend_options how = {.threads = 1};
+    struct backend *b = NULL;
+    struct plan *plan = NULL;
+    struct err err = {0};
+    EXPECT_INT(plan_new(&plan, &options, &err), SLUICE_OK);
+    struct operand x = plan_scratch(plan, WIDTH), weight = plan_scratch(plan, USED + 1);
+    const struct op ops[] = {
+        {.kind = OP_EMBED,
+         .role = "embed",
+         .embed = {.table = operand_at(REGION_WEIGHTS, DT_F32, 0, (uint32_t[4]){WIDTH, 1}),
+                   .x = x}},
+        {.kind = OP_ROUTE,
+         .role = "route",
+         .route = {.in = x,
+                   .norm = operand_at(REGION_WEIGHTS, DT_F32, 4 * WIDTH, (uint32_t[4]){WIDTH}),
+                   .router =
+                       operand_at(REGION_WEIGHTS, DT_F32, 8 * WIDTH, (uint32_t[4]){WIDTH, WIDTH}),
+                   .choice = plan_scratch_of(plan, DT_I32, list),
+                   .weight = weight,
+                   .used = USED,
+                   .is_unnormed = is_unnormed}},
+        {.kind = OP_TAP, .role = "tap", .tap = {.x = weight, .out = plan_tap(plan, 0)}},
+    };
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
+        EXPECT_INT(plan_add(plan, &ops[i], &err), SLUICE_OK);
+    EXPECT_INT(plan_finish(plan, &err), SLUICE_OK);
+    EXPECT_INT(backend_cpu.open(&b, &how, &err), SLUICE_OK);
+    EXPECT_INT(backend_cpu.load(b, (struct backend_weights){.base = (uint8_t *)values}, &plan, 1,
+                                NULL, NULL, &err),
+               SLUICE_OK);
+    memcpy(weights, run_rows(b, plan, 0, 0, 1), 3 * sizeof *weights);
+    backend_cpu.close(b);
+    plan_free(plan);
+}
+
+/* Logits 1, -2, 0, -0.5: the first and the third are chosen. */
+TEST(route_weights_are_normalized_or_those_of_all_experts) {
+    const double chosen = exp(1) + exp(0), all = chosen + exp(-2) + exp(-0.5);
+    for (int is_unnormed = 0; is_unnormed < 2; is_unnormed++) {
+        float weights[3] = {0};
+        route_row(is_unnormed, weights);
+        EXPECT_NEAR(weights[0], exp(1) / (is_unnormed ? all : chosen), 1e-6);
+        EXPECT_NEAR(weights[1], exp(0) / (is_unnormed ? all : chosen), 1e-6);
+        EXPECT(weights[2] == 0);
+    }
+}
+
 /* ---- JOIN and HIDDEN ---------------------------------------------------------------------- */
 
 enum { JOIN_ROWS = 7, JOIN_WIDTH = 37, JOIN_CELLS = 6 };

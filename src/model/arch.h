@@ -110,6 +110,8 @@ int emit_experts(const struct emit *e, uint32_t layer);
 /* Values of config.json. A count is a whole number within [1, max]. *out: if not 0 before the call,
  * the default. */
 int hub_count(const struct hub *h, const char *name, uint32_t max, uint32_t *out, struct err *err);
+/* true or false; the fallback where it is absent or null. */
+int hub_flag(const struct hub *h, const char *name, bool fallback, bool *out, struct err *err);
 /* A finite positive number of `object`; the fallback when it is absent. */
 int hub_number(const struct hub *h, const json_t *object, const char *name, double fallback,
                double *out, struct err *err);
@@ -122,6 +124,8 @@ const char *hub_rope_type(const struct hub *h); /* "default" when there is none 
  * config_experts reads, but for the shared expert's. */
 int hub_experts(struct hub *h, struct err *err);
 void hub_put_experts(struct hub_keys *k);
+/* The same of norm_topk_prob, for families that have it; fallback: where it is absent. */
+void hub_put_norm(struct hub_keys *k, bool fallback);
 extern const struct hub_name hub_expert_names[], hub_shared_expert_names[];
 
 /* Anything but the expected value is refused; absent is as expected. */
@@ -131,6 +135,7 @@ int hub_refuse_flag(const struct hub *h, const char *name, bool expected, struct
 /* Writes "ARCH.name". The first failure stays in k->status; later calls do nothing. */
 void hub_put_u32(struct hub_keys *k, const char *name, uint32_t value);
 void hub_put_f32(struct hub_keys *k, const char *name, double value);
+void hub_put_bool(struct hub_keys *k, const char *name, bool value);
 void hub_put_i32s(struct hub_keys *k, const char *name, const int32_t *values, uint32_t n);
 void hub_put_bools(struct hub_keys *k, const char *name, const uint8_t *values, uint32_t n);
 /* Copies a count of config.json under our name. */

@@ -113,20 +113,16 @@ static int hub_config(struct hub *h, struct err *err) {
 
 static int hub_config_experts(struct hub *h, struct err *err) {
     int status = hub_config(h, err);
-    if (status)
-        return status;
-    const json_t *norm = json_object_get(h->folder->config, "norm_topk_prob");
-    if (!norm || json_is_null(norm)) /* that is false, to transformers */
-        return err_set(err, SLUICE_ERR_UNSUPPORTED,
-                       "%s/config.json: norm_topk_prob is missing, expected true", h->folder->path);
-    return hub_experts(h, err);
+    return status ? status : hub_experts(h, err);
 }
 
 static void hub_keys(struct hub_keys *k) {
     hub_copy_count(k, "intermediate_size", "feed_forward_length");
     hub_put_u32(k, "rope.dimension_count", k->hub->head_dim);
-    if (k->hub->n_experts)
-        hub_put_experts(k);
+    if (!k->hub->n_experts)
+        return;
+    hub_put_experts(k);
+    hub_put_norm(k, false);
 }
 
 /* clang-format off */

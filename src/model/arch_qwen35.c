@@ -341,7 +341,9 @@ static int hub_config(struct hub *h, struct err *err) {
                        "%s/config.json: linear_num_value_heads is %u, expected a multiple of "
                        "linear_num_key_heads, %u",
                        h->folder->path, h->value_heads, h->key_heads);
-    return h->arch == &arch_qwen35 ? SLUICE_OK : hub_experts(h, err);
+    if (h->arch == &arch_qwen35moe) /* always normalized, whatever config.json says */
+        status = hub_refuse_flag(h, "norm_topk_prob", true, err);
+    return status || h->arch == &arch_qwen35 ? status : hub_experts(h, err);
 }
 
 /* Partial rotary embedding: how many values of a head rotate. */
@@ -418,6 +420,8 @@ static void hub_keys(struct hub_keys *k) {
     if (h->arch == &arch_qwen35)
         return;
     hub_put_experts(k);
+    if (h->arch == &arch_qwen3next)
+        hub_put_norm(k, true);
     hub_copy_count(k, "shared_expert_intermediate_size", "expert_shared_feed_forward_length");
 }
 

@@ -38,6 +38,7 @@ struct config {
     uint32_t key_heads, value_heads, key_width, value_width, conv_width;
     enum head_map head_map;
     uint32_t experts, experts_used, expert_ffn, shared_ffn;
+    bool experts_unnormed; /* as op_route's is_unnormed */
     /* Row widths computed from the above, each checked for overflow. */
     uint32_t q_width, kv_width;                       /* all heads */
     uint32_t delta_values, delta_channels, delta_row; /* B*dv, C, all that goes into DELTA */

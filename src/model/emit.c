@@ -155,6 +155,7 @@ int emit_experts(const struct emit *e, uint32_t layer) {
                   .shared_switch = l->shared_switch,
                   .eps = c->eps,
                   .used = c->experts_used,
+                  .is_unnormed = c->experts_unnormed,
                   .choice = choice,
                   .weight = weight},
     };

@@ -4,8 +4,8 @@
 #include "base/size.h"
 #include "model/arch.h"
 
-/* ROUTE takes the best by softmax, and their weights add up to 1. */
-static int refuse_routing(const struct config *c, const struct gguf *keys, struct err *err) {
+/* ROUTE takes the best of all by softmax. */
+static int read_routing(struct config *c, const struct gguf *keys, struct err *err) {
     enum { SOFTMAX = 1 };
     char scale[64], gating[64], norm[64], groups[64];
     snprintf(scale, sizeof scale, "%s.expert_weights_scale", c->arch);
@@ -30,15 +30,13 @@ static int refuse_routing(const struct config *c, const struct gguf *keys, struc
     if (n_groups > 1)
         return err_set(err, SLUICE_ERR_UNSUPPORTED, "%s: key %s is %u, expected 1", keys->path,
                        groups, n_groups);
-    if (!is_normed)
-        return err_set(err, SLUICE_ERR_UNSUPPORTED, "%s: key %s is false, expected true",
-                       keys->path, norm);
+    c->experts_unnormed = !is_normed;
     return SLUICE_OK;
 }
 
 int config_experts(struct model *m, struct err *err) {
     struct config *c = &m->config;
-    int status = refuse_routing(c, m->keys, err);
+    int status = read_routing(c, m->keys, err);
     if (status)
         return status;
     if ((status = config_u32(c, m->keys, "expert_count", MAX_EXPERTS, true, &c->experts, err)) ||
@@ -117,8 +115,6 @@ int hub_experts(struct hub *h, struct err *err) {
     bool is_local = !json_object_get(h->folder->config, names[0]) &&
                     json_object_get(h->folder->config, names[1]);
     int status = refuse_dense_layers(h, err);
-    if (!status) /* ROUTE's weights always add up to 1 */
-        status = hub_refuse_flag(h, "norm_topk_prob", true, err);
     return status ? status : hub_count(h, names[is_local], MAX_EXPERTS, &h->n_experts, err);
 }
 
@@ -126,6 +122,17 @@ void hub_put_experts(struct hub_keys *k) {
     hub_put_u32(k, "expert_count", k->hub->n_experts);
     hub_copy_count(k, "num_experts_per_tok", "expert_used_count");
     hub_copy_count(k, "moe_intermediate_size", "expert_feed_forward_length");
+}
+
+void hub_put_norm(struct hub_keys *k, bool fallback) {
+    static const char name[] = "norm_topk_prob";
+    bool is_normed = fallback;
+    if (json_is_null(json_object_get(k->hub->folder->config, name)))
+        fallback = false; /* to transformers */
+    if (!k->status)
+        k->status = hub_flag(k->hub, name, fallback, &is_normed, k->err);
+    if (!is_normed)
+        hub_put_bool(k, "expert_weights_norm", false);
 }
 
 /* clang-format off */

@@ -62,6 +62,16 @@ int hub_number(const struct hub *h, const json_t *object, const char *name, doub
     return SLUICE_OK;
 }
 
+int hub_flag(const struct hub *h, const char *name, bool fallback, bool *out, struct err *err) {
+    const json_t *v = json_object_get(h->folder->config, name);
+    char text[40];
+    *out = json_is_boolean(v) ? json_is_true(v) : fallback;
+    if (!v || json_is_null(v) || json_is_boolean(v))
+        return SLUICE_OK;
+    return err_set(err, SLUICE_ERR_FORMAT, "%s/config.json: %s is %s, expected true or false",
+                   h->folder->path, name, found(v, text));
+}
+
 static bool flag(const struct hub *h, const char *name, bool fallback) {
     const json_t *v = json_object_get(h->folder->config, name);
     return json_is_boolean(v) ? json_is_true(v) : fallback;
@@ -266,6 +276,12 @@ void hub_put_f32(struct hub_keys *k, const char *name, double value) {
     char full[128];
     if (!k->status)
         k->status = gguf_write_f32(k->w, full_name(k, name, full), (float)value, k->err);
+}
+
+void hub_put_bool(struct hub_keys *k, const char *name, bool value) {
+    char full[128];
+    if (!k->status)
+        k->status = gguf_write_bool(k->w, full_name(k, name, full), value, k->err);
 }
 
 void hub_put_i32s(struct hub_keys *k, const char *name, const int32_t *values, uint32_t n) {

@@ -125,6 +125,8 @@ struct op_route {
     struct operand weight;        /* (R, U + 1) f32 */
     float eps;
     uint32_t used;
+    bool is_unnormed; /* the chosen experts' weights are those of a softmax over all experts; else
+                       * they are normalized again, to add up to 1 */
 };
 
 /* hidden[r][j] = SwiGLU of expert choice[r][j], gate and up; the shared expert last. */

@@ -433,19 +433,19 @@ TEST(cuda_experts) {
 /* Plans of few rows and of many (experts_wide.h), full and not. */
 TEST(cuda_experts_mixed) {
     static const struct experts_case cases[] = {
-        {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q4_K, DT_Q6_K, 1024, 512, 512, 5, 3},
-        {DT_Q4_K, DT_Q4_K, DT_Q4_K, DT_Q8_0, DT_Q8_0, 512, 768, 256, 3, 2},
-        {DT_Q4_K, DT_Q6_K, DT_Q5_K, DT_Q5_K, DT_Q6_K, 768, 512, 256, 3, 2},
-        {DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, 256, 256, 512, 45, 40},
-        {DT_Q6_K, DT_Q6_K, DT_Q8_0, DT_Q6_K, DT_Q8_0, 1280, 256, 0, 4, 1},
-        {DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, 256, 256, 512, 4, 1},
-        {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q4_K, DT_Q6_K, 768, 256, 512, 4, 1},
-        {DT_Q4_K, DT_Q4_K, DT_Q4_K, DT_BF16, DT_Q4_K, 512, 256, 256, 4, 3},
-        {DT_F32, DT_F32, DT_Q8_0, DT_F32, DT_F32, 96, 32, 64, 700, 9},
-        {DT_Q5_K, DT_Q5_K, DT_Q5_K, DT_Q5_K, DT_Q5_K, 512, 256, 256, 100, 7},
-        {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q8_0, DT_Q4_K, 1024, 256, 256, 33, 2},
-        {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q4_K, DT_Q6_K, 2048, 512, 512, 12, 8},
-        {DT_Q4_K, DT_Q4_K, DT_Q4_K, DT_Q4_K, DT_Q4_K, 2048, 512, 512, 12, 8},
+        {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q4_K, DT_Q6_K, 1024, 512, 512, 5, 3, false},
+        {DT_Q4_K, DT_Q4_K, DT_Q4_K, DT_Q8_0, DT_Q8_0, 512, 768, 256, 3, 2, false},
+        {DT_Q4_K, DT_Q6_K, DT_Q5_K, DT_Q5_K, DT_Q6_K, 768, 512, 256, 3, 2, false},
+        {DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, 256, 256, 512, 45, 40, true},
+        {DT_Q6_K, DT_Q6_K, DT_Q8_0, DT_Q6_K, DT_Q8_0, 1280, 256, 0, 4, 1, false},
+        {DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, 256, 256, 512, 4, 1, false},
+        {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q4_K, DT_Q6_K, 768, 256, 512, 4, 1, false},
+        {DT_Q4_K, DT_Q4_K, DT_Q4_K, DT_BF16, DT_Q4_K, 512, 256, 256, 4, 3, false},
+        {DT_F32, DT_F32, DT_Q8_0, DT_F32, DT_F32, 96, 32, 64, 700, 9, false},
+        {DT_Q5_K, DT_Q5_K, DT_Q5_K, DT_Q5_K, DT_Q5_K, 512, 256, 256, 100, 7, true},
+        {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q8_0, DT_Q4_K, 1024, 256, 256, 33, 2, false},
+        {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q4_K, DT_Q6_K, 2048, 512, 512, 12, 8, false},
+        {DT_Q4_K, DT_Q4_K, DT_Q4_K, DT_Q4_K, DT_Q4_K, 2048, 512, 512, 12, 8, false},
     };
     static const uint32_t rows[] = {3, 12, 64, 70, 530};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -161,16 +161,16 @@ static void check_experts_of(const struct experts_case *c, uint32_t rows, uint64
 
 TEST(emulated_experts) {
     static const struct experts_case cases[] = {
-        {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q4_K, DT_Q6_K, 512, 256, 256, 5, 3},
-        {DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_BF16, DT_Q8_0, 256, 256, 0, 9, 4},
-        {DT_F32, DT_F32, DT_Q4_0, DT_F32, DT_F32, 96, 32, 64, 7, 2},
+        {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q4_K, DT_Q6_K, 512, 256, 256, 5, 3, false},
+        {DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_BF16, DT_Q8_0, 256, 256, 0, 9, 4, true},
+        {DT_F32, DT_F32, DT_Q4_0, DT_F32, DT_F32, 96, 32, 64, 7, 2, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check_experts_of(&cases[i], 6, 900 + i);
     check_experts_of(&cases[0], 66, 910);
-    check_experts_of(
-        &(struct experts_case){DT_Q5_K, DT_Q5_K, DT_Q8_0, DT_Q5_K, DT_Q8_0, 256, 256, 256, 4, 2},
-        64, 911);
+    check_experts_of(&(struct experts_case){DT_Q5_K, DT_Q5_K, DT_Q8_0, DT_Q5_K, DT_Q8_0, 256, 256,
+                                            256, 4, 2, false},
+                     64, 911);
 }
 
 TEST(emulated_pick) {

@@ -682,6 +682,7 @@ void build_experts(struct rig *r, const struct experts_case *c, uint32_t rows, u
         .weight = weight,
         .eps = 1e-6f,
         .used = c->used,
+        .is_unnormed = c->is_unnormed,
         .router = rig_tensor(r, DT_F32, (uint32_t[4]){c->width, c->experts}, 0.3f),
         .shared_switch = c->shared ? rig_tensor(r, DT_F32, (uint32_t[4]){c->width}, 0.3f) : none};
     struct op in = {.kind = OP_EXPERTS_IN, .layer = 0, .role = "experts in"};

@@ -46,6 +46,7 @@ struct attend_case {
 struct experts_case {
     enum dtype gate, up, down, shared_in, shared_down;
     uint32_t width, inner, shared, experts, used;
+    bool is_unnormed; /* weights of a softmax over all experts */
 };
 
 void build_project(struct rig *r, const struct project_case *c, uint64_t seed);

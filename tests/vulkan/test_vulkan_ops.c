@@ -290,13 +290,13 @@ TEST(vulkan_attend_far_positions) {
 
 TEST(vulkan_experts) {
     static const struct experts_case cases[] = {
-        {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q4_K, DT_Q6_K, 512, 256, 256, 5, 3},
-        {DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, 256, 64, 0, 20, 4},
-        {DT_Q4_K, DT_Q6_K, DT_Q5_K, DT_BF16, DT_Q6_K, 256, 256, 256, 3, 2},
-        {DT_F32, DT_F32, DT_Q8_0, DT_F32, DT_F32, 96, 32, 64, 300, 9},
-        {DT_Q4_K, DT_Q4_K, DT_Q4_K, DT_BF16, DT_Q8_0, 512, 256, 96, 4, 3}, /* groups of 32 */
-        {DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, 256, 128, 512, 45, 40},
-        {DT_IQ2_XS, DT_IQ2_XS, DT_IQ4_NL, DT_Q5_0, DT_MXFP4, 256, 96, 64, 6, 2},
+        {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q4_K, DT_Q6_K, 512, 256, 256, 5, 3, false},
+        {DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, 256, 64, 0, 20, 4, false},
+        {DT_Q4_K, DT_Q6_K, DT_Q5_K, DT_BF16, DT_Q6_K, 256, 256, 256, 3, 2, false},
+        {DT_F32, DT_F32, DT_Q8_0, DT_F32, DT_F32, 96, 32, 64, 300, 9, true},
+        {DT_Q4_K, DT_Q4_K, DT_Q4_K, DT_BF16, DT_Q8_0, 512, 256, 96, 4, 3, true}, /* groups of 32 */
+        {DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, 256, 128, 512, 45, 40, false},
+        {DT_IQ2_XS, DT_IQ2_XS, DT_IQ4_NL, DT_Q5_0, DT_MXFP4, 256, 96, 64, 6, 2, false},
     };
     static const uint32_t rows[] = {3, 12, 70};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += rig_is_slow() ? 4 : 1) {

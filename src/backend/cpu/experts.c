@@ -26,6 +26,13 @@ static void choose(const float *logits, uint32_t n, uint32_t used, int32_t *choi
     }
 }
 
+static float exp_sum(const float *logits, uint32_t n, float largest) {
+    float sum = 0;
+    for (uint32_t e = 0; e < n; e++)
+        sum += expf(logits[e] - largest);
+    return sum;
+}
+
 void cpu_route(struct cpu_step *s) {
     const struct op_route *r = &s->op->op->route;
     uint32_t width = r->in.dims[0], experts = r->router.dims[1];
@@ -38,9 +45,11 @@ void cpu_route(struct cpu_step *s) {
         for (uint32_t e = 0; e < experts; e++)
             logits[e] = row_dot(x, row_of(s, &r->router, e), width);
         choose(logits, experts, r->used, choice);
-        /* A softmax over all, renormalised over the chosen, is a softmax over the chosen. */
+        /* A softmax over all, normalized again over the chosen, is a softmax over the chosen. */
         for (uint32_t j = 0; j < r->used; j++)
             sum += weight[j] = expf(logits[choice[j]] - logits[choice[0]]);
+        if (r->is_unnormed)
+            sum = exp_sum(logits, experts, logits[choice[0]]);
         for (uint32_t j = 0; j < r->used; j++)
             weight[j] /= sum;
         choice[r->used] = (int32_t)experts;

@@ -1,7 +1,8 @@
 /* route.cu - ROUTE: norm, router logits, the `used` best experts, a softmax over them.
  *
  *   logit[e] = norm(in) . router[e];  choice = the indices of the largest logits, in order;
- *   weight = softmax(logit[choice]);  weight[used] = sigmoid(norm(in) . shared_gate)
+ *   weight = softmax(logit[choice]), or softmax(logit)[choice] where is_unnormed;
+ *   weight[used] = sigmoid(norm(in) . shared_gate)
  *
  * Grid: (thread blocks, row groups). A thread block has one or two router rows, which it loads
  * before griddepcontrol.wait, times the norm's weight, and keeps in registers for all rows of its
@@ -129,13 +130,25 @@ static __device__ __forceinline__ uint32_t rank_of(const uint32_t *keys, uint32_
     return rank;
 }
 
-/* By a warp: weights of n chosen logits, the largest first. */
-static __device__ __forceinline__ void store_softmax(const float *top, uint32_t n, float *weight) {
+/* By a warp: the sum of e^(logit - largest) of all experts. */
+static __device__ float sum_of_all(const uint32_t *keys, uint32_t n, float largest) {
+    float sum = 0;
+    for (uint32_t e = threadIdx.x % 32; e < n; e += 32)
+        sum += expf(from_order_bits(keys[e]) - largest);
+    return warp_sum(sum);
+}
+
+/* By a warp: weights of n chosen logits, the largest first. all: what their sum is divided by,
+ * where that is not their own. */
+static __device__ __forceinline__ void store_softmax(const float *top, uint32_t n, bool is_unnormed,
+                                                     float all, float *weight) {
     uint32_t lane = threadIdx.x % 32;
     float sum = 0;
     for (uint32_t j = lane; j < n; j += 32)
         sum += expf(top[j] - top[0]);
     sum = warp_sum(sum);
+    if (is_unnormed)
+        sum = all;
     for (uint32_t j = lane; j < n; j += 32)
         weight[j] = expf(top[j] - top[0]) / sum;
 }
@@ -183,8 +196,10 @@ static __device__ void choose_experts(const struct route_params &p, uint32_t row
         }
     }
     __syncthreads();
-    if (warp == 0)
-        store_softmax(top, p.used, weight);
+    if (warp == 0) {
+        float all = p.is_unnormed ? sum_of_all(keys, p.experts, top[0]) : 0;
+        store_softmax(top, p.used, p.is_unnormed, all, weight);
+    }
 }
 
 /* By warp 0: adds the warps' sums and publishes the logits of router rows [first, end). */
@@ -373,7 +388,13 @@ add_batch(const struct route_params &p, const struct columns (&x)[THREAD_ROWS],
 static __device__ void choose_wide(const struct route_params &p, uint32_t row, uint32_t *keys,
                                    float *top) {
     uint32_t lane = threadIdx.x % 32, *choice = p.choice + row * p.choice_stride;
-    float *weight = p.weight + row * p.weight_stride;
+    float *weight = p.weight + row * p.weight_stride, all = 0;
+    if (p.is_unnormed) {
+        uint32_t largest = 0;
+        for (uint32_t e = lane; e < p.experts; e += 32)
+            largest = max(largest, keys[e]);
+        all = sum_of_all(keys, p.experts, from_order_bits(__reduce_max_sync(~0u, largest)));
+    }
 #pragma unroll 1
     for (uint32_t i = 0; i < p.used; i++) {
         uint32_t best = 0, at = ~0u;
@@ -397,7 +418,7 @@ static __device__ void choose_wide(const struct route_params &p, uint32_t row, u
         choice[p.used] = p.experts;
         weight[p.used] = p.shared_gate ? 1 / (1 + expf(-gate)) : 0;
     }
-    store_softmax(top, p.used, weight);
+    store_softmax(top, p.used, p.is_unnormed, all, weight);
 }
 
 /* Shared memory: the warps' rings; sums (warp, router row of a batch, row); keys (row, E + 1);

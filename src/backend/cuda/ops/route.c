@@ -57,6 +57,7 @@ int record_route(struct recorder *r, const struct op *op) {
         .row_limit = rows,
         .topk_blocks = max_u32(min_u32(MAX_TOPK_BLOCKS, r->n_sms / 2) / row_groups, 1),
         .is_aligned = is_aligned(o),
+        .is_unnormed = o->is_unnormed,
         .eps = o->eps,
     };
     int status;

@@ -25,6 +25,7 @@ struct route_params {
     uint32_t row_limit;   /* rows of the bucket */
     uint32_t topk_blocks; /* thread blocks (x) that choose experts */
     uint32_t is_aligned;  /* rows may be read 16 bytes at a time */
+    uint32_t is_unnormed; /* weights of a softmax over all experts */
     float eps;
 };
 

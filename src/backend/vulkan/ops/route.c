@@ -50,8 +50,8 @@ int vulkan_record_route(struct vulkan_recorder *r, const struct op *op) {
     struct vulkan_dispatch d = {
         .shader = "route",
         .groups = {rows, 1, 1},
-        .constants = {ROUTE_THREADS, experts, has_shared},
-        .n_constants = 3,
+        .constants = {ROUTE_THREADS, experts, has_shared, o->is_unnormed},
+        .n_constants = 4,
         .n_binds = 5,
         .push = &push,
         .push_bytes = sizeof push,

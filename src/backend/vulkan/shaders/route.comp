@@ -7,6 +7,7 @@
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint EXPERTS = 1;
 layout(constant_id = 2) const uint HAS_SHARED = 0;
+layout(constant_id = 3) const uint IS_UNNORMED = 0; // weights of a softmax over all experts
 
 layout(push_constant) uniform Push {
     IO_AT;
@@ -21,6 +22,7 @@ layout(binding = 4) readonly buffer Gates { float gates[]; };
 const uint T = gl_WorkGroupSize.x;
 shared uint keys[EXPERTS]; // ordered as the logits are; 0: taken
 shared uint best_key[T], best_expert[T];
+shared float sums[T], largest;
 
 uint key_of(float x) {
     uint bits = floatBitsToUint(x);
@@ -47,6 +49,21 @@ void find_best() {
     barrier();
 }
 
+// Of e^(logit - largest) of all experts, to sums[0].
+void sum_all(uint from) {
+    uint tid = gl_LocalInvocationID.x;
+    float sum = 0;
+    for (uint e = tid; e < EXPERTS; e += T)
+        sum += exp(logits[from + e] - largest);
+    sums[tid] = sum;
+    for (uint n = T / 2; n > 0; n /= 2) {
+        barrier();
+        if (tid < n)
+            sums[tid] += sums[tid + n];
+    }
+    barrier();
+}
+
 void main() {
     uint tid = gl_LocalInvocationID.x, row = gl_WorkGroupID.x;
     if (row >= io_n_rows())
@@ -64,6 +81,7 @@ void main() {
         if (tid == 0) {
             float logit = logits[from + e];
             first = j == 0 ? logit : first;
+            largest = first;
             float w = exp(logit - first);
             sum += w;
             choice[to + j] = e;
@@ -72,8 +90,11 @@ void main() {
         }
         barrier();
     }
+    if (IS_UNNORMED != 0)
+        sum_all(from);
     if (tid != 0)
         return;
+    sum = IS_UNNORMED != 0 ? sums[0] : sum;
     for (uint j = 0; j < p.used; j++)
         weight[weights + j] = weight[weights + j] / sum;
     choice[to + p.used] = EXPERTS;
