@@ -2909,20 +2909,20 @@ def test_clients_that_close_their_side():
 
 def test_pings():
     """While a prompt is read, or an answer waits: clients and proxies give up where nothing comes for long."""
-    def beginning(s, path, fields, seconds):
-        c, r = stream(s, path, {**fields, "max_tokens": 4, "stream": True})
-        got, end = b"", time.time() + seconds
+    def beginning(r, path):
+        got, end = b"", time.time() + PATIENCE
         while time.time() < end and got.count(PINGS[path]) < 2:
             got += r.readline()
-        return c, r, got
+        return got
     PINGS = {"/v1/chat/completions": b":\n", "/v1/completions": b":\n", "/completion": b":\n", "/v1/responses": b":\n", "/v1/messages": b'event: ping\ndata: {"type":"ping"}\n'}
     with own("--ping", 1, "--batch", 1, "-c", CONTEXT) as s:
         long, r = stream(s, "/v1/chat/completions", {"messages": FOX, "max_tokens": LONG, "ignore_eos": True, "stream": True})
         r.readline()
-        waiting = []
+        opened = []
         for path in PINGS:
             fields = {"messages": FOX} if path in ("/v1/chat/completions", "/v1/messages") else {"input": "A fox"} if path == "/v1/responses" else {"prompt": "A fox"}
-            waiting.append((path, *beginning(s, path, fields, PATIENCE)))
+            opened.append((path, *stream(s, path, {**fields, "max_tokens": 4, "stream": True})))
+        waiting = [(path, c, r, beginning(r, path)) for path, c, r in opened]
         assert all(got.count(PINGS[path]) == 2 for path, _, _, got in waiting), [(path, got) for path, _, _, got in waiting]
         long.close()
         for path, c, r, got in waiting:
