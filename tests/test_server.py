@@ -43,7 +43,7 @@ class Server:
             time.sleep(0.02)
         self.address = re.search(rb"listening on (\S+)", self.text())[1].decode()
         found = re.search(r"http://(.+):(\d+)", self.address)
-        self.host, self.port = (found[1], int(found[2])) if found else (None, None)
+        self.host, self.port = (found[1].strip("[]"), int(found[2])) if found else (None, None)
         self.state_bytes = 0
 
     def text(self):
@@ -2224,6 +2224,8 @@ def test_pages_elsewhere_cannot_use_it():
                             ({"Host": "evil.example"}, 403), ({"Host": f"evil.example:{s.port}"}, 403), ({"Host": "localhost:1"}, 200),
                             ({"Host": "127.0.0.1.evil.example"}, 403), ({"Host": "127.0.0.1:evil.example"}, 403), ({"Host": "localhost:1@evil.example"}, 403),
                             ({"Host": "[::1]evil.example"}, 403), ({"Host": "::1"}, 200), ({"Host": "[::1]"}, 200), ({"Host": "[::1]:8080"}, 200), ({"Host": "LOCALHOST"}, 200),
+                            ({"Host": "[0:0:0:0:0:0:0:1]:8080"}, 200), ({"Host": "[::ffff:127.0.0.1]"}, 200), ({"Host": "[::FFFF:7f00:1]:8080"}, 200), ({"Host": "127.1"}, 200),
+                            ({"Host": "[::ffff:192.0.2.1]"}, 403), ({"Host": "[::2]"}, 403), ({"Host": "[" + 60 * "0" + "::1]"}, 403), ({"Host": "["}, 403), ({"Host": "[]"}, 403),
                             ({"Host": "evil.example", "Origin": "http://evil.example"}, 403), ({"Host": "notlocalhost"}, 403),
                             ({"Host": "chat.localhost", "Origin": "http://chat.localhost"}, 200),
                             # after a proxy that sets Host
@@ -2245,6 +2247,23 @@ def test_pages_elsewhere_cannot_use_it():
         assert s.request("GET", "/llm/v1/models", headers={"Origin": "https://bad.example"})[0] == 403
         assert s.request("GET", "/llm/v1/models", headers={"Host": "proxy.example"})[0] == 200
         assert s.request("GET", "/v1/models")[0] == 404 and s.request("GET", "/llmx/v1/models")[0] == 404
+
+
+def test_addresses_of_this_machine():
+    """However the loopback address is written, pages whose name was made to point there are refused, and nobody is warned of strangers."""
+    for host in ("::ffff:127.0.0.1", "0:0:0:0:0:0:0:1", "::1", "127.1", "localhost"):
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.bind(address)
+        except OSError:  # a machine without IPv6
+            assert ":" in host, host
+            continue
+        with own("--host", host) as s:
+            name = f"[{host}]" if ":" in host else host
+            for sent, status in ((name, 200), (f"{name}:{s.port}", 200), ("localhost", 200), ("evil.example", 403)):
+                assert s.request("GET", "/v1/models", headers={"Host": sent})[0] == status, (host, sent)
+            assert b"anyone who can reach" not in s.text(), s.text()
 
 
 def test_unix_socket_and_inherited_socket():

@@ -278,7 +278,8 @@ static int read_template(const struct serve *s, const sluice_model *model, char 
 }
 
 static void warn_of_strangers(const struct serve *s, const char *address) {
-    static const char *const ours[] = {"unix:", "http://127.", "http://[::1]:"};
+    static const char *const ours[] = {"unix:", "http://127.",
+                                       "http://[::1]:", "http://[::ffff:127."};
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
         if (s->server.api_key || strncmp(address, ours[i], strlen(ours[i])) == 0)
             return;

@@ -5,7 +5,9 @@
  * Host that the browser sends is not one of ours. */
 #include "serve/http/guard.h"
 
+#include <arpa/inet.h>
 #include <ctype.h>
+#include <netinet/in.h>
 #include <strings.h>
 
 #include "serve/http/internal.h"
@@ -28,6 +30,18 @@ static bool is_name(struct str name, const char *z) {
     return name.len == strlen(z) && strncasecmp(name.at, z, name.len) == 0;
 }
 
+bool guard_is_loopback(const struct sockaddr *address) {
+    if (address->sa_family == AF_INET) {
+        const struct sockaddr_in *four = (const struct sockaddr_in *)address;
+        return ntohl(four->sin_addr.s_addr) >> 24 == 127;
+    }
+    if (address->sa_family != AF_INET6)
+        return false;
+    const struct in6_addr *six = &((const struct sockaddr_in6 *)address)->sin6_addr;
+    return IN6_IS_ADDR_LOOPBACK(six) || (IN6_IS_ADDR_V4MAPPED(six) && six->s6_addr[12] == 127);
+}
+
+/* 127.0.0.1, and also what clients send as they were given it: 127.1. */
 static bool is_address_127(struct str name) {
     bool is = str_starts(name, "127.");
     for (size_t i = 0; is && i < name.len; i++)
@@ -35,13 +49,27 @@ static bool is_address_127(struct str name) {
     return is;
 }
 
+/* An IPv6 address of this machine, in any spelling; in brackets or, as some clients send it,
+ * without. */
+static bool is_address_six(struct str name) {
+    struct sockaddr_in6 address = {.sin6_family = AF_INET6};
+    char text[INET6_ADDRSTRLEN];
+    bool has_brackets = name.len >= 2 && name.at[0] == '[' && name.at[name.len - 1] == ']';
+    size_t n = name.len - 2 * has_brackets;
+    if (n >= sizeof text)
+        return false;
+    memcpy(text, name.at + has_brackets, n);
+    text[n] = 0;
+    return inet_pton(AF_INET6, text, &address.sin6_addr) == 1 &&
+           guard_is_loopback((const struct sockaddr *)&address);
+}
+
 /* Whether "name:port" is a name of the local machine. */
 static bool is_local_name(const char *host) {
     struct str name = host_name(host);
     static const char suffix[] = ".localhost";
     size_t n = sizeof suffix - 1;
-    return is_name(name, "localhost") || is_name(name, "[::1]") || is_name(name, "::1") ||
-           is_address_127(name) ||
+    return is_name(name, "localhost") || is_address_six(name) || is_address_127(name) ||
            (name.len > n && strncasecmp(name.at + name.len - n, suffix, n) == 0);
 }
 

@@ -307,13 +307,6 @@ static int listen_unix(struct server *s, struct err *err) {
     return SLUICE_OK;
 }
 
-static bool is_loopback(const struct sockaddr *a) {
-    if (a->sa_family == AF_INET)
-        return (ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr) >> 24) == 127;
-    return a->sa_family == AF_INET6 &&
-           IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)a)->sin6_addr);
-}
-
 static void write_address(struct server *s, const struct sockaddr *a, socklen_t size) {
     char host[128] = "?", port[16] = "?";
     getnameinfo(a, size, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
@@ -343,7 +336,7 @@ static int listen_tcp(struct server *s, struct err *err) {
                    listen(s->listener, 512) == 0 &&
                    getsockname(s->listener, (struct sockaddr *)&bound, &size) == 0;
     int number = errno;
-    s->is_loopback = is_loopback(found->ai_addr);
+    s->is_loopback = guard_is_loopback(found->ai_addr);
     freeaddrinfo(found);
     if (!is_good)
         return err_set(err, SLUICE_ERR_IO, "%s port %s: %s%s", host, port, strerror(number),
@@ -365,7 +358,7 @@ static int listen_inherited(struct server *s, struct err *err) {
     if (!listens)
         return err_set(err, SLUICE_ERR_IO, "descriptor %d (LISTEN_FDS) does not listen",
                        s->listener);
-    s->is_loopback = is_loopback((struct sockaddr *)&bound);
+    s->is_loopback = guard_is_loopback((struct sockaddr *)&bound);
     if (bound.ss_family == AF_UNIX)
         snprintf(s->address, sizeof s->address, "unix:%.100s",
                  ((struct sockaddr_un *)&bound)->sun_path);
