@@ -355,7 +355,7 @@ TEST(hub_refuses_configs_that_cannot_be_run) {
          "qwen3_5_moe"},
         {"llama-a", "model_type", "null", "model_type is missing, expected llama"},
         {"llama-a", "hidden_act", "\"gelu\"", "hidden_act is gelu, expected silu"},
-        {"qwen3-a", "use_sliding_window", "true", "use_sliding_window is true, which is not"},
+        {"qwen3moe-a", "use_sliding_window", "true", "use_sliding_window is true, which is not"},
         {"qwen2-a", "is_causal", "false", "is_causal is false, which is not supported"},
         {"llama-a", "rope_parameters", "{\"rope_type\":\"dynamic\"}", "rope_type is dynamic"},
         {"qwen35-dense-a", "rope_parameters", "{\"rope_type\":\"llama3\"}", "rope_type is llama3"},
@@ -468,6 +468,53 @@ TEST(hub_takes_the_name_that_transformers_5_gives_num_experts) {
     EXPECT_INT(hub ? hub->n_experts : 0, 11);
     hub_close(hub);
     folder_close(folder);
+}
+
+/* As transformers 5.23 reads them: Qwen2's and Qwen3's configs make layer_types of the other values
+ * if it is not given, Qwen3-MoE's model asks for sliding_window alone. The folders have layer_types
+ * without windows (Qwen3-MoE's: none), 2 layers (Qwen2), and 3. */
+TEST(hub_takes_sliding_windows_that_no_layer_has) {
+    static const struct {
+        const char *folder, *values;
+        bool is_taken;
+    } cases[] = {
+        {"qwen3-a", "{\"max_window_layers\":0,\"sliding_window\":64}", true},
+        {"qwen3-a", "{\"layer_types\":null}", true},
+        {"qwen3-a", "{\"layer_types\":null,\"max_window_layers\":3,\"sliding_window\":64}", true},
+        {"qwen3-a", "{\"layer_types\":null,\"max_window_layers\":2,\"sliding_window\":64}", false},
+        {"qwen2-a", "{\"layer_types\":null,\"max_window_layers\":2}", true},
+        {"qwen2-a", "{\"layer_types\":null,\"max_window_layers\":1}", false},
+        {"qwen2-a", "{\"layer_types\":null,\"max_window_layers\":0,\"sliding_window\":null}", true},
+        {"qwen2-a", "{\"layer_types\":null,\"max_window_layers\":0,\"sliding_window\":0}", false},
+        {"qwen2-a", "{\"layer_types\":null,\"max_window_layers\":null}", false},
+        {"qwen2-a", "{\"layer_types\":null,\"max_window_layers\":\"99\"}", false},
+        {"qwen2-a", "{\"layer_types\":[\"full_attention\",\"sliding_attention\"]}", false},
+        {"qwen3moe-a", "{\"max_window_layers\":99}", false},
+        {"qwen3moe-a",
+         "{\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\"]}", false},
+        {"qwen3moe-a", "{\"sliding_window\":null}", true},
+        {"llama-a", "{\"max_window_layers\":99}", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct folder *folder = NULL;
+        struct hub *hub = NULL;
+        struct err err = {0};
+        char path[64];
+        json_t *values = json_loads(cases[i].values, 0, NULL);
+        snprintf(path, sizeof path, "reference/%s", cases[i].folder);
+        EXPECT_INT(folder_open(&folder, test_data(path), true, &err), SLUICE_OK);
+        json_object_set_new(folder->config, "use_sliding_window", json_true());
+        EXPECT_INT(json_object_update(folder->config, values), 0);
+        bool is_taken = hub_open(&hub, folder, true, &err) == SLUICE_OK;
+        bool is_named = strstr(err.text, "use_sliding_window is true, which is not supported") ||
+                        strstr(err.text, "layer 1 is \"sliding_attention\", expected");
+        if (is_taken != cases[i].is_taken || is_taken == is_named)
+            test_fail(__FILE__, __LINE__, "%s %s: \"%s\"", cases[i].folder, cases[i].values,
+                      err.text);
+        json_decref(values);
+        hub_close(hub);
+        folder_close(folder);
+    }
 }
 
 /* ---- rotary values of folders ------------------------------------------------------------- */

@@ -33,6 +33,8 @@ struct arch {
 
     /* Hub folders: all its model_types in config.json; messages name the first. */
     const char *model_types[MAX_MODEL_TYPES];
+    /* With use_sliding_window, layer_types or max_window_layers say which layers have a window. */
+    bool has_some_windows;
     /* The tensors of a layer; those outside layers; and what a draft block has besides a layer's,
      * of which the first row is always there (NULL: no draft block). Each table ends with an empty
      * row. */

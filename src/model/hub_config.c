@@ -185,6 +185,31 @@ static int check_layer_types(const struct hub *h, struct err *err) {
     return SLUICE_OK;
 }
 
+/* Whether use_sliding_window makes a layer attend to a window of the last tokens alone, as
+ * transformers 5.23 reads it. What layer_types says is checked: it names no such layer. */
+static bool has_windows(const struct hub *h) {
+    enum { DEFAULT_FIRST = 28 };
+    const json_t *config = h->folder->config;
+    const json_t *size = json_object_get(config, "sliding_window");
+    const json_t *kinds = json_object_get(config, "layer_types");
+    const json_t *first = json_object_get(config, "max_window_layers");
+    if (json_is_null(size))
+        return false;
+    if (!h->arch->has_some_windows)
+        return true;
+    if (kinds && !json_is_null(kinds))
+        return false;
+    return (first && !json_is_integer(first)) ||
+           (first ? json_integer_value(first) : DEFAULT_FIRST) < h->n_layers;
+}
+
+/* The flag alone says nothing: the layers before max_window_layers have no window. */
+static int check_windows(const struct hub *h, struct err *err) {
+    if (flag(h, "use_sliding_window", false) && !has_windows(h))
+        return SLUICE_OK;
+    return hub_refuse_flag(h, "use_sliding_window", false, err);
+}
+
 /* Values that some layers have and others do not. */
 static int check_each_layer(const struct hub *h, struct err *err) {
     const json_t *each = json_object_get(h->folder->config, "per_layer_config");
@@ -203,8 +228,6 @@ static int refuse_unsupported(const struct hub *h, struct err *err) {
     bool is_known = !strcmp(rope, "default") || !strcmp(rope, "linear") || !strcmp(rope, "yarn") ||
                     !strcmp(rope, "llama3");
     int status = hub_refuse_text(h, "hidden_act", "silu", err);
-    if (!status)
-        status = hub_refuse_flag(h, "use_sliding_window", false, err);
     if (!status)
         status = hub_refuse_flag(h, "is_causal", true, err);
     if (!status)
@@ -243,6 +266,7 @@ int hub_read_config(struct hub *h, struct err *err) {
     if ((status = find_arch(h, err)) || (status = refuse_unsupported(h, err)) ||
         (status = hub_count(h, "hidden_size", 1 << 17, &h->hidden, err)) ||
         (status = hub_count(h, "num_hidden_layers", MAX_LAYERS, &h->n_layers, err)) ||
+        (status = check_windows(h, err)) ||
         (status = hub_count(h, "num_attention_heads", 1 << 12, &h->n_heads, err)) ||
         (status = hub_count(h, "vocab_size", 1 << 22, &h->vocab, err)))
         return status;
