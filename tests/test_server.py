@@ -535,6 +535,56 @@ def test_formats():
         assert status == 400 and words in body["error"]["message"], body
 
 
+def test_formats_of_vllms_clients():
+    """Its fields of both kinds do what response_format and grammar do; what is not supported is refused, not ignored."""
+    s = server()
+    one = {"type": "object", "properties": {"a": {"const": 7}}, "required": ["a"]}
+    odd = ['"', "\\", "a\\nb", "x\ny [z] # |", "é漢", "a", "ab"]
+    paths = {"/v1/chat/completions": lambda kw: s.chat(**kw)["choices"][0]["message"]["content"],
+             "/v1/completions": lambda kw: s.request("POST", "/v1/completions", {"prompt": "A fox", "max_tokens": 64, **kw})[2]["choices"][0]["text"]}
+    both = lambda kind, value: ({f"guided_{kind}": value, "guided_decoding_backend": "xgrammar", "guided_regex": None},
+                                {"structured_outputs": {kind: value, "regex": None, "disable_fallback": False}})
+    for path, said in paths.items():
+        answer = lambda fields, **kw: said({**fields, "temperature": 1, "max_tokens": 64, **kw})
+        for fields in (*both("json", one), *both("json", json.dumps(one))):
+            assert json.loads(answer(fields)) == {"a": 7}, (path, fields)
+        for fields in both("choice", ["yes", "no"]):
+            assert {answer(fields, seed=i) for i in range(8)} <= {"yes", "no"}, (path, fields)
+        for text in odd:
+            for fields in both("choice", [text]):
+                assert answer(fields) == text, (path, fields)
+        for fields in both("grammar", 'root ::= "<" [0-9]{2} ">"'):
+            assert re.fullmatch(r"<\d\d>", answer(fields)), (path, fields)
+        for fields in ({**both("choice", ["yes"])[0], **both("choice", ["yes"])[1]},):  # clients that do not know the version
+            assert answer(fields) == "yes", (path, fields)
+        for fields in both("json_object", True):
+            assert answer(fields, max_tokens=3).startswith("{"), (path, fields)
+        # Not asked for.
+        free = answer({}, temperature=0)
+        for fields in ({"structured_outputs": True}, {"structured_outputs": None}, {"structured_outputs": {}}, *both("json", None), *both("json_object", False)):
+            assert answer(fields, temperature=0) == free, (path, fields)
+        for fields, field, words in (({"guided_regex": "a+"}, "guided_regex", "guided_regex is not supported, expected json, json_object, choice or grammar"),
+                                     ({"structured_outputs": {"regex": "a+"}}, "structured_outputs", "structured_outputs.regex is not supported, expected json,"),
+                                     ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs", "structured_outputs.structural_tag is not supported"),
+                                     ({"guided_json": one, "guided_whitespace_pattern": "[ ]?"}, "guided_whitespace_pattern", "guided_whitespace_pattern is not supported"),
+                                     ({"guided_json": "{"}, "guided_json", "guided_json is a text that is no JSON object, expected a schema"),
+                                     ({"guided_json": "[" * (2 << 20)}, "guided_json", "guided_json has 2097152 bytes, expected at most 1048576"),
+                                     ({"structured_outputs": {"json": 3}}, "structured_outputs", "structured_outputs.json is a number, expected a schema"),
+                                     ({"guided_json": {"type": "nonsense"}}, "guided_json", "guided_json: "),
+                                     ({"guided_choice": []}, "guided_choice", "guided_choice is empty, expected an array of strings"),
+                                     ({"guided_choice": "a"}, "guided_choice", "guided_choice is a string, expected an array of strings"),
+                                     ({"guided_choice": ["a", 3]}, "guided_choice", "guided_choice has a number, expected strings"),
+                                     ({"guided_choice": ["a\0b"]}, "guided_choice", "guided_choice has a zero byte"),
+                                     ({"guided_grammar": "start: \"a\""}, "guided_grammar", "grammar, line 1: "),
+                                     ({"guided_grammar": 3}, "guided_grammar", "guided_grammar is a number, expected a string"),
+                                     ({"guided_json_object": "x"}, "guided_json_object", "guided_json_object is a string, expected true or false"),
+                                     ({"guided_choice": ["a"], "structured_outputs": {"choice": ["b"]}}, "structured_outputs", "another format is given too, expected one of them"),
+                                     ({"structured_outputs": {"json": one, "choice": ["a"]}}, "structured_outputs", "another format is given too, expected one of them"),
+                                     ({"guided_json": one, "response_format": {"type": "json_object"}}, "response_format", "another format is given too")):
+            status, _, body = s.request("POST", path, {"messages": FOX, "prompt": "x", **fields})
+            assert status == 400 and words in body["error"]["message"] and body["error"]["param"] == field, (fields, body)
+
+
 # The story model calls no tools by itself: a grammar puts words into its mouth.
 WEATHER = {"name": "weather", "description": "The weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}
 FORMS = {"hermes": '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 3}}\n</tool_call>',

@@ -1,8 +1,8 @@
 /* ask.h - what a client asks for, in whichever API, and the tokens of its prompt.
  *
  * Each API fills a struct ask from its own JSON; from there on all are treated alike. Fields are
- * read in ask.c, messages in ask_messages.c, tools in ask_tools.c; ask_prompt.c makes tokens of
- * them, ask_middle.c where the text between two others is asked for.
+ * read in ask.c and ask_format.c, messages in ask_messages.c, tools in ask_tools.c; ask_prompt.c
+ * makes tokens of them, ask_middle.c where the text between two others is asked for.
  *
  * An ask belongs to its exchange and is used by one thread at a time. A struct ask_model is
  * read-only and shared. */
@@ -113,7 +113,8 @@ void ask_read_stops(struct ask *ask, struct fields *f, const char *name);
  * tokens that do not end, or values outside of what the OpenAI API allows, if the server's own are
  * not the same. */
 bool ask_is_steered(const struct ask *ask, const struct ask_model *m);
-/* response_format and grammar, in the OpenAI form. */
+/* response_format; llama.cpp's grammar and json_schema; vLLM's structured_outputs and guided_json
+ * ... */
 void ask_read_format(struct ask *ask, struct fields *f, const struct ask_model *m);
 /* The same for a schema (a JSON object) or, NULL, any JSON object, given in that field. */
 void ask_set_schema(struct ask *ask, struct fields *f, const char *name, const struct ask_model *m,

@@ -21,7 +21,7 @@ int prompt_append_token(struct token_list *ids, int32_t token, struct err *err);
 int prompt_append_text(const struct ask_model *m, struct token_list *prompt, struct str text,
                        unsigned flags, struct err *err);
 
-/* ---- ask.c -------------------------------------------------------------------------------- */
+/* ---- ask_format.c ------------------------------------------------------------------------- */
 
 /* Sets *format, that of texts or of the required call, to a schema (NULL: any JSON object), which
  * errors call `name`. */
