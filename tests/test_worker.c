@@ -362,6 +362,47 @@ TEST(serve_worker_ends_thinking_by_its_budget) {
     rig_close(&r);
 }
 
+/* What is processed for an answer whose thinking is cut, with log probabilities of its prompt or
+ * without. */
+static uint32_t n_processed_with_budget(bool wants_logprobs) {
+    static const int32_t closing[] = {7, 9};
+    enum { LONG = 100 };
+    int32_t tokens[LONG], out[64];
+    struct job_logprobs *logprobs[LONG] = {0};
+    struct job_prompt p = {tokens, LONG, wants_logprobs ? logprobs : NULL};
+    struct rig r;
+    struct watch w;
+    uint32_t n = 0;
+    for (int i = 0; i < LONG; i++)
+        tokens[i] = 3 + i % 80;
+    if (rig_open(&r)) {
+        watch_begin(&w, 20);
+        w.job.prompts = &p;
+        w.job.n_top = 1;
+        w.job.thinking = (struct job_thinking){.budget = 5,
+                                               .is_open = true,
+                                               .open = 89,
+                                               .close = 7,
+                                               .closing = closing,
+                                               .n_closing = 2};
+        EXPECT_INT(run(&r, &w, out, 64), 20);
+        n = w.job.ends[0].report.n_processed;
+        for (int i = 1; i < LONG; i++)
+            EXPECT(!wants_logprobs || (logprobs[i] && logprobs[i]->logprob <= 0));
+        for (int i = 0; i < LONG; i++)
+            free(logprobs[i]);
+        job_free(&w.job);
+    }
+    rig_close(&r);
+    return n;
+}
+
+TEST(serve_worker_reads_a_prompt_once_where_thinking_is_cut) {
+    uint32_t n = n_processed_with_budget(false);
+    EXPECT(n >= 100 + 20 - 1 && n < 200);
+    EXPECT_INT(n_processed_with_budget(true), n);
+}
+
 /* Its second part neither waits for those that came later nor counts as an answer of its own. */
 TEST(serve_worker_keeps_the_place_of_thinking_that_was_cut) {
     static const int32_t closing[] = {7, 9};

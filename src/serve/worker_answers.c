@@ -155,18 +155,20 @@ static void on_rows(void *user, const struct sched_rows *rows) {
         tell_prompt(q->job->worker, q->job, p, rows);
 }
 
+static bool is_of_prompt(const struct job_request *q) {
+    return q->id < q->job->requests + q->job->n_prompts;
+}
+
+/* One that continues after its thinking needs nothing of its prompt, whose rows were all read. */
 static unsigned reads_of(const struct job_request *q) {
     const struct job *job = q->job;
-    return job->hidden ? job->pools_mean ? SLUICE_WANT_ALL_HIDDEN : SLUICE_WANT_HIDDEN
+    return !is_of_prompt(q) ? 0
+           : job->hidden    ? (job->pools_mean ? SLUICE_WANT_ALL_HIDDEN : SLUICE_WANT_HIDDEN)
            : job->prompts[q->prompt].logprobs ? SLUICE_WANT_ALL_LOGITS
                                               : 0;
 }
 
 /* ---- the end of an answer ----------------------------------------------------------------- */
-
-static bool is_of_prompt(const struct job_request *q) {
-    return q->id < q->job->requests + q->job->n_prompts;
-}
 
 /* A prompt counts once, for its first answer. */
 static void count_prompt(const struct job_request *q, const struct sched_report *r) {
