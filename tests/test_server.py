@@ -2250,6 +2250,19 @@ def test_bodies_that_are_no_request():
     assert s.request("POST", "/tokenize", {"content": "x"}, {"Content-Encoding": "identity"})[0] == 200
 
 
+def test_arguments_that_take_much_memory():
+    """Arguments of calls are JSON in a text: what they take as JSON counts, of all calls of a request together."""
+    def said(s, n_calls, text):
+        calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": text}}] * n_calls
+        return s.request("POST", "/tokenize", {"messages": [*FOX, {"role": "assistant", "content": "", "tool_calls": calls}, *FOX]})
+    dense = '{"a":[' + ",".join(["{}"] * 40000) + "]}"  # 80 times its length
+    with own("--max-body", "1M", "--chat-template", "{{ 'T' if tools else '' }}{% for m in messages %}{{ m.role }}{% endfor %}") as s:
+        for n_calls, text, status in ((1, dense, 200), (2, dense, 400), (3, dense, 400), (2, json.dumps({"a": "{}," * 100000}), 200)):
+            found, _, body = said(s, n_calls, text)
+            assert found == status, (n_calls, found, str(body)[:300])
+            assert status == 200 or "the arguments of calls take" in body["error"]["message"] and body["error"]["message"].endswith("expected at most 16777216"), body
+
+
 def test_api_key():
     with own("--api-key", "secret") as s:
         for headers, status in (({}, 401), ({"Authorization": "Bearer wrong"}, 401), ({"Authorization": "Bearer secret"}, 200),

@@ -237,7 +237,7 @@ TEST(serve_tool_calls_of_random_pieces_do_not_depend_on_the_cut) {
 /* ---- fields ------------------------------------------------------------------------------- */
 
 static void expect_wrong(const char *json, const char *expected) {
-    struct fields f = {.object = json_loads(json, 0, NULL)};
+    struct fields f = {.object = json_loads(json, 0, NULL), .max_tree_bytes = SIZE_MAX};
     float temperature = 0.5f;
     int64_t n = 7;
     bool flag = false;

@@ -54,6 +54,20 @@ static bool is_blank(const json_t *value) {
     return json_is_null(value) || (text && strspn(text, " \t\r\n") == json_string_length(value));
 }
 
+/* Arguments as they are in a text; NULL: they are no JSON, or take too much memory. */
+static json_t *read_arguments(struct fields *f, const json_t *arguments) {
+    struct str text = {json_string_value(arguments), json_string_length(arguments)};
+    if (!text.at)
+        return NULL;
+    f->tree_bytes += json_tree_bytes(text);
+    if (f->tree_bytes <= f->max_tree_bytes)
+        return json_loads(text.at, JSON_REJECT_DUPLICATES, NULL);
+    fields_refuse(f, "messages",
+                  "the arguments of calls take %zu bytes as JSON, expected at most %zu",
+                  f->tree_bytes, f->max_tree_bytes);
+    return NULL;
+}
+
 /* A call as templates want it: the arguments an object. `where` is its function; NULL: refused. */
 static json_t *plain_call(struct fields *f, const json_t *function, const char *id,
                           const char *where) {
@@ -71,9 +85,7 @@ static json_t *plain_call(struct fields *f, const json_t *function, const char *
                       json_kind(arguments));
         return NULL;
     }
-    json_t *read = json_is_string(arguments)
-                       ? json_loads(json_string_value(arguments), JSON_REJECT_DUPLICATES, NULL)
-                       : NULL;
+    json_t *read = read_arguments(f, arguments);
     json_t *plain = read && json_is_object(read) ? json_incref(read)
                     : arguments                  ? json_incref((json_t *)arguments)
                                                  : json_object();

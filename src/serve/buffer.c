@@ -72,6 +72,23 @@ void json_watch_memory(void) {
     json_set_alloc_funcs(get_memory, free);
 }
 
+size_t json_tree_bytes(struct str text) {
+    static const unsigned char cost[256] = {
+        ['{'] = 240, ['['] = 136, [','] = 40, [':'] = 80, ['"'] = 32};
+    size_t n = text.len;
+    bool is_string = false;
+    for (size_t i = 0; i < text.len; i++) {
+        unsigned char c = (unsigned char)text.at[i];
+        if (is_string && c == '\\')
+            i++;
+        else if (!is_string)
+            n += cost[c];
+        if (c == '"')
+            is_string = !is_string;
+    }
+    return n;
+}
+
 json_t *json_load_whole(struct str text, size_t flags, json_error_t *why, bool *lacks_memory) {
     is_reading = true;
     lacks = false;

@@ -89,6 +89,9 @@ __attribute__((format(printf, 2, 3))) bool buffer_printf(struct buffer *b, const
 void json_watch_memory(void);
 json_t *json_load_whole(struct str text, size_t flags, json_error_t *why, bool *lacks_memory);
 
+/* About the memory that a text takes as JSON: 80 times its length when it is full of {}. */
+size_t json_tree_bytes(struct str text);
+
 /* A number as it was written: 0.7, not 0.699999988. */
 json_t *json_of_float(float value);
 /* A JSON string of any bytes: those that are not UTF-8 become U+FFFD. */

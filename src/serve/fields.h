@@ -16,6 +16,7 @@ struct fields {
     const json_t *object;
     const char *wrong; /* the first wrong member's name; NULL: none so far. Borrowed. */
     struct err err;
+    size_t tree_bytes, max_tree_bytes; /* of texts in it that are read as JSON, about; the limit */
 };
 
 void fields_float(struct fields *f, const char *name, double min, double max, float *value);

@@ -166,39 +166,24 @@ void exchange_refuse_status(struct exchange *x, int status, const struct err *er
     exchange_refuse(x, code, NULL, "%s", told(x, status, err->text, out));
 }
 
-/* About the memory that a body takes as JSON: 80 times its length when it is full of {}. */
-static size_t tree_bytes(struct str body) {
-    static const unsigned char cost[256] = {
-        ['{'] = 240, ['['] = 136, [','] = 40, [':'] = 80, ['"'] = 32};
-    size_t n = body.len;
-    bool is_string = false;
-    for (size_t i = 0; i < body.len; i++) {
-        unsigned char c = (unsigned char)body.at[i];
-        if (is_string && c == '\\')
-            i++;
-        else if (!is_string)
-            n += cost[c];
-        if (c == '"')
-            is_string = !is_string;
-    }
-    return n;
+/* What the memory of one request as JSON, and that of all, are limited to: so many times this. */
+enum { ONE_TREE = 16, ALL_TREES = 64 };
+
+static size_t tree_unit(const struct server *s) {
+    enum { MIN_BYTES = 1 << 20 };
+    return s->options.body_bytes > MIN_BYTES ? s->options.body_bytes : MIN_BYTES;
 }
 
 /* Checks the memory that the body takes as JSON. */
 static bool fits_as_json(struct exchange *x) {
-    enum {
-        ONE = 16,
-        ALL = 64,
-        MIN_BYTES = 1 << 20
-    }; /* factors of the longest body or of MIN_BYTES */
     struct server *s = x->server;
-    size_t max_bytes = s->options.body_bytes > MIN_BYTES ? s->options.body_bytes : MIN_BYTES;
-    x->tree_bytes = tree_bytes(buffer_str(&x->body));
+    size_t max_bytes = tree_unit(s);
+    x->tree_bytes = json_tree_bytes(buffer_str(&x->body));
     s->tree_bytes += x->tree_bytes;
-    if (x->tree_bytes / ONE > max_bytes)
+    if (x->tree_bytes / ONE_TREE > max_bytes)
         exchange_refuse(x, 413, NULL, "the body takes %zu bytes as JSON, expected at most %zu",
-                        x->tree_bytes, ONE * max_bytes);
-    else if (s->tree_bytes / ALL > max_bytes)
+                        x->tree_bytes, ONE_TREE * max_bytes);
+    else if (s->tree_bytes / ALL_TREES > max_bytes)
         exchange_refuse(x, 429, NULL, "too many long requests are there already");
     else
         return true;
@@ -373,7 +358,7 @@ struct ask *exchange_ask(struct exchange *x, struct fields *f) {
     json_t *root = read_body(x);
     struct ask *ask = root ? ask_open(root, &x->server->model) : NULL;
     const char *any; /* there is one model; any name will do */
-    *f = (struct fields){.object = root};
+    *f = (struct fields){.object = root, .max_tree_bytes = ONE_TREE * tree_unit(x->server)};
     if (root && !ask)
         exchange_refuse(x, 500, NULL, "out of memory for a request");
     fields_string(f, "model", &any);
@@ -385,6 +370,10 @@ bool exchange_encode(struct exchange *x, struct ask *ask, struct fields *f) {
     const struct server *s = x->server;
     struct err err = {0};
     int status = SLUICE_OK;
+    if (!f->wrong) { /* texts in it are read by now */
+        x->tree_bytes += f->tree_bytes;
+        x->server->tree_bytes += f->tree_bytes;
+    }
     if (!f->wrong && ask->messages && !ask->has_snapshot)
         snapshot_begin(s, ask, f);
     if (!f->wrong && ask->messages)
