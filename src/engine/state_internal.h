@@ -1,7 +1,8 @@
 /* state_internal.h - what the files of state.h share.
  *
  * state.c has the slots and their pages, state_snapshots.c what the cache gets of them, resume.c
- * what they get from it; payload.c moves contents between tiers; state_layout.c finds the arrays. */
+ * what they get from it; payload.c moves contents between tiers; state_layout.c finds the arrays.
+ */
 #ifndef ENGINE_STATE_INTERNAL_H
 #define ENGINE_STATE_INTERNAL_H
 

@@ -1,8 +1,8 @@
 /* scheduler_start.c - which of the waiting answers start, and from what.
  *
- * Oldest first, when a sequence is free and there are pages: (5) in scheduler.c. One whose beginning
- * an older one is processing waits for that, and one whose state is on disk waits for the reads;
- * younger ones may start meanwhile. */
+ * Oldest first, when a sequence is free and there are pages: (5) in scheduler.c. One whose
+ * beginning an older one is processing waits for that, and one whose state is on disk waits for the
+ * reads; younger ones may start meanwhile. */
 #include "base/clock.h"
 #include "base/size.h"
 #include "serve/scheduler_internal.h"
