@@ -284,6 +284,9 @@ def test_explain():
     timed = json.loads(good("explain", "-m", TINY, "--json", "--time", "--html", TMP / "x.html")[0])
     assert all(o["us"] > 0 for o in timed["ops"]) and (TMP / "x.html").stat().st_size > 1000
     assert "project ffn in 0</span>" in (TMP / "x.html").read_text()
+    page = good("explain", "-m", DATA / "mtp/stories.gguf", "--backend", "cpu", "--mtp", "1", "--time", "--html", "-")[0].decode()
+    colours = re.findall(r"<span>\d+ ([a-z]+)[^<]*</span><i [^>]*,(\S*) \d+%", page)
+    assert "hidden" in dict(colours) and all(re.fullmatch("#[0-9a-f]{3,6}", c) for _, c in colours), colours
     assert b"ffn out" in good("explain", "-m", TINY)[0]
 
 

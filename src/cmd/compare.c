@@ -1,4 +1,4 @@
-/* compare.c - the divergence ledger of explain --compare. */
+/* compare.c - explain --compare: how far the results of two backends are apart, op by op. */
 #include "cmd/compare.h"
 
 #include <jansson.h>

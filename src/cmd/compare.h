@@ -6,7 +6,7 @@
 
 /* One step of each engine; their sequences are at the same point with the same rows waiting. After
  * every op the results are compared, and the first engine's are copied to the second: so each line
- * is that op's own divergence. Prints the ledger; returns the exit status. */
+ * is that op's own divergence. Prints a line an op; returns the exit status. */
 int compare_step(sluice_engine *one, sluice_engine *other, bool as_json);
 
 #endif

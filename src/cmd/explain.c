@@ -155,9 +155,12 @@ static int put_line(struct outfile *out, struct err *err, const char *format, ..
 /* A bar for each op, as long as its time; the dark part is the time its bytes would take at full
  * bandwidth. */
 static int put_bars(const struct explain *x, struct outfile *out, struct err *err) {
-    static const char *const colours[OP_KIND_COUNT] = {"#888",    "#4a90d9", "#e08a2e",
-                                                       "#5aa469", "#b05ac0", "#9aa83a",
-                                                       "#9aa83a", "#888",    "#c04a4a"};
+    static const char *const colours[OP_KIND_COUNT] = {
+        [OP_EMBED] = "#888",          [OP_PROJECT] = "#4a90d9", [OP_DELTA] = "#e08a2e",
+        [OP_ATTEND] = "#5aa469",      [OP_ROUTE] = "#b05ac0",   [OP_EXPERTS_IN] = "#9aa83a",
+        [OP_EXPERTS_OUT] = "#9aa83a", [OP_TAP] = "#888",        [OP_PICK] = "#c04a4a",
+        [OP_JOIN] = "#888",           [OP_HIDDEN] = "#888",
+    };
     double longest = 0;
     for (uint32_t i = 0; i < x->facts.plan->n_ops; i++)
         longest = x->facts.seconds[i] > longest ? x->facts.seconds[i] : longest;
