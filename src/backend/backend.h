@@ -155,13 +155,13 @@ struct backend_kind {
     int (*copy_state)(struct backend *b, const struct backend_copy *list, uint32_t n,
                       struct err *err);
 
-    /* Bytes of STATE to the host while steps run, by one other thread: nothing writes them
-     * meanwhile. They are as of the time when the backend's own thread called `fence` with the same
-     * number, below BACKEND_FENCES. Both NULL: transfers are done when a call returns, and another
-     * thread may peek. */
+    /* Bytes of STATE to the host while steps run, called by one other thread: as they were when the
+     * backend's own thread called `fence` with the same number, below BACKEND_FENCES. No step may
+     * write them from then until read_at_fence has returned. Both NULL: transfers are done when a
+     * call returns, and another thread may peek. */
     int (*fence)(struct backend *b, uint32_t number, struct err *err);
-    int (*move_beside)(struct backend *b, uint32_t fence, const struct backend_move *list,
-                       uint32_t n, struct err *err);
+    int (*read_at_fence)(struct backend *b, uint32_t fence, const struct backend_move *list,
+                         uint32_t n, struct err *err);
 
     /* Pins host memory that move_state will use often, which makes it faster. Unpin it before it is
      * freed. NULL: no difference. */

@@ -109,8 +109,8 @@ static int fill_on_thread(void *user, uint32_t job, struct host_source from, uin
     struct state *st = user;
     const struct payload p = {st, from.cell, from.page, from.positions, from.cell != NO_CELL};
     uint32_t n_moves = list_moves(&p, at, n, to, st->thread_moves);
-    if (st->kind->move_beside)
-        return st->kind->move_beside(st->backend, job, st->thread_moves, n_moves, err);
+    if (st->kind->read_at_fence)
+        return st->kind->read_at_fence(st->backend, job, st->thread_moves, n_moves, err);
     int status = SLUICE_OK;
     for (const struct backend_move *m = st->thread_moves; !status && n_moves-- > 0; m++)
         status = st->kind->peek(st->backend, REGION_STATE, m->offset, m->bytes, m->host, err);

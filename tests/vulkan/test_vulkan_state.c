@@ -33,7 +33,7 @@ TEST(vulkan_state_is_copied_and_zeroed) {
     rig_end(&r);
 }
 
-/* Several stretches at once; and beside steps, as they were at the fence. */
+/* Several stretches at once; and while steps run, as they were at the fence. */
 TEST(vulkan_state_is_moved) {
     const struct delta_case c = {2, 4, 32, 32, 4, HEADS_GROUPED, 2};
     const struct backend_kind *kind = rig_kinds[RIG_DEVICE];
@@ -41,7 +41,7 @@ TEST(vulkan_state_is_moved) {
     struct err err = {0};
     build_delta(&r, &c, 4, 2);
     if (rig_open(&r)) {
-        uint8_t in[3][1000], out[3][1000], beside[3][1000];
+        uint8_t in[3][1000], out[3][1000], at_fence[3][1000];
         struct backend_move moves[3];
         for (int pass = 0; pass < 3; pass++) {
             for (uint32_t i = 0; i < 3; i++) {
@@ -50,18 +50,18 @@ TEST(vulkan_state_is_moved) {
                 moves[i] = (struct backend_move){1234 + 5000ull * i, 1000 - i,
                                                  pass == 0   ? in[i]
                                                  : pass == 1 ? out[i]
-                                                             : beside[i]};
+                                                             : at_fence[i]};
             }
             if (pass < 2)
                 EXPECT_INT(kind->move_state(r.b[RIG_DEVICE], moves, 3, pass == 0, &err), SLUICE_OK);
             else {
                 EXPECT_INT(kind->fence(r.b[RIG_DEVICE], 5, &err), SLUICE_OK);
-                EXPECT_INT(kind->move_beside(r.b[RIG_DEVICE], 5, moves, 3, &err), SLUICE_OK);
+                EXPECT_INT(kind->read_at_fence(r.b[RIG_DEVICE], 5, moves, 3, &err), SLUICE_OK);
             }
         }
         for (uint32_t i = 0; i < 3; i++) {
             EXPECT(memcmp(in[i], out[i], 1000 - i) == 0);
-            EXPECT(memcmp(in[i], beside[i], 1000 - i) == 0);
+            EXPECT(memcmp(in[i], at_fence[i], 1000 - i) == 0);
         }
     }
     rig_end(&r);

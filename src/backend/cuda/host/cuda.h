@@ -7,7 +7,8 @@
  *     before it runs. It may read weights at once, and STATE that no earlier kernel of the step
  *     writes; all other reads, and every write, come after pdl_wait(). Every kernel waits.
  * (2) A result's bits depend on its own row alone: never on the rows beside it, on the bucket, or
- * on which block was first. No float atomics. (3) Nothing is allocated after load. */
+ *     on which block was first. No float atomics.
+ * (3) Nothing is allocated after load. */
 #ifndef BACKEND_CUDA_HOST_CUDA_H
 #define BACKEND_CUDA_HOST_CUDA_H
 
@@ -46,10 +47,10 @@ struct recorder {
     struct backend *b;
     struct err *err;
     bool is_counting;
-    bool is_decode; /* every segment of the step has one row: kernels for longer ones are left out
-                     */
-    bool is_few;    /* the recording for steps that delta_few is for, though the plan has logs */
-    uint32_t step;  /* of a burst; later steps find their IO on the device */
+    /* Every segment of the step has one row: kernels for longer ones are left out. */
+    bool is_decode;
+    bool is_few;   /* the recording for steps that delta_few is for, though the plan has logs */
+    uint32_t step; /* of a burst; later steps find their IO on the device */
     uint32_t n_steps;
     bool has_wanted;     /* the LM head writes the logits that the host asks for, */
     uint64_t *head_best; /* and the argmax of a single row here */
@@ -195,11 +196,11 @@ struct backend {
     bool is_burst;                  /* as a burst */
     double submitted_at;
     double late; /* seconds that the host usually oversleeps */
-    CUstream aside;
-    CUgraphExec idle;               /* a graph that does nothing, see cuda_wait */
-    CUstream beside;                /* of cuda_move_beside, and what it waits for */
+    CUstream wake_stream;
+    CUgraphExec empty_graph;        /* launched there by cuda_wait; does nothing */
+    CUstream copy_stream;           /* of cuda_read_at_fence, and what it waits for */
     CUevent fences[BACKEND_FENCES]; /* before it begins, */
-    CUevent moved;                  /* and when it is done */
+    CUevent copied;                 /* and when it is done */
     atomic_bool is_broken;          /* the context is lost: every call fails */
 };
 
@@ -227,8 +228,8 @@ int cuda_move_state(struct backend *b, const struct backend_move *list, uint32_t
 int cuda_copy_state(struct backend *b, const struct backend_copy *list, uint32_t n,
                     struct err *err);
 int cuda_fence(struct backend *b, uint32_t number, struct err *err);
-int cuda_move_beside(struct backend *b, uint32_t fence, const struct backend_move *list, uint32_t n,
-                     struct err *err);
+int cuda_read_at_fence(struct backend *b, uint32_t fence, const struct backend_move *list,
+                       uint32_t n, struct err *err);
 int cuda_pin(struct backend *b, void *memory, uint64_t bytes, struct err *err);
 void cuda_unpin(struct backend *b, void *memory);
 int cuda_peek(struct backend *b, enum region region, uint64_t offset, uint64_t bytes, void *to,

@@ -86,13 +86,13 @@ static void free_block(struct cuda_block *block) {
     *block = (struct cuda_block){0};
 }
 
-/* What cuda_move_beside needs. The thread that waits for it sleeps. */
-static int open_beside(struct backend *b, struct err *err) {
-    int status =
-        driver_check(driver.stream_create(&b->beside, CU_STREAM_NON_BLOCKING), "a stream", err);
+/* What cuda_read_at_fence needs. The thread that calls it sleeps until its copies are done. */
+static int open_copy_stream(struct backend *b, struct err *err) {
+    int status = driver_check(driver.stream_create(&b->copy_stream, CU_STREAM_NON_BLOCKING),
+                              "a stream", err);
     if (!status)
         status = driver_check(
-            driver.event_create(&b->moved, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING),
+            driver.event_create(&b->copied, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING),
             "an event", err);
     for (uint32_t i = 0; !status && i < BACKEND_FENCES; i++)
         status = driver_check(driver.event_create(&b->fences[i], CU_EVENT_DISABLE_TIMING),
@@ -100,14 +100,14 @@ static int open_beside(struct backend *b, struct err *err) {
     return status;
 }
 
-static void close_beside(struct backend *b) {
+static void close_copy_stream(struct backend *b) {
     for (uint32_t i = 0; i < BACKEND_FENCES; i++)
         if (b->fences[i])
             driver.event_destroy(b->fences[i]);
-    if (b->moved)
-        driver.event_destroy(b->moved);
-    if (b->beside)
-        driver.stream_destroy(b->beside);
+    if (b->copied)
+        driver.event_destroy(b->copied);
+    if (b->copy_stream)
+        driver.stream_destroy(b->copy_stream);
 }
 
 static void close_variant(struct cuda_recording *r) {
@@ -124,9 +124,9 @@ static void cuda_close(struct backend *b) {
         return;
     if (b->context) {
         driver.context_set(b->context);
-        if (b->aside)
-            driver.stream_sync(b->aside);
-        close_beside(b);
+        if (b->wake_stream)
+            driver.stream_sync(b->wake_stream);
+        close_copy_stream(b);
         for (uint32_t i = 0; i < b->n_recordings; i++) {
             if (b->recordings[i].graph)
                 driver.graph_exec_destroy(b->recordings[i].graph);
@@ -144,8 +144,8 @@ static void cuda_close(struct backend *b) {
                                        &b->counters, &b->io_copy, &b->stamps,  &b->log_memory};
         for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
             free_block(blocks[i]);
-        if (b->idle)
-            driver.graph_exec_destroy(b->idle);
+        if (b->empty_graph)
+            driver.graph_exec_destroy(b->empty_graph);
         if (b->io)
             driver.host_free(b->io);
         for (uint32_t i = 0; i < b->n_modules; i++)
@@ -153,8 +153,8 @@ static void cuda_close(struct backend *b) {
                 driver.module_unload(b->modules[i]);
         if (b->stream)
             driver.stream_destroy(b->stream);
-        if (b->aside)
-            driver.stream_destroy(b->aside);
+        if (b->wake_stream)
+            driver.stream_destroy(b->wake_stream);
         driver.context_release(b->device);
     }
     free(b->recordings);
@@ -182,10 +182,10 @@ static int cuda_open(struct backend **out, const struct backend_options *options
         status =
             driver_check(driver.stream_create(&b->stream, CU_STREAM_NON_BLOCKING), "a stream", err);
     if (!status)
-        status =
-            driver_check(driver.stream_create(&b->aside, CU_STREAM_NON_BLOCKING), "a stream", err);
+        status = driver_check(driver.stream_create(&b->wake_stream, CU_STREAM_NON_BLOCKING),
+                              "a stream", err);
     if (!status)
-        status = open_beside(b, err);
+        status = open_copy_stream(b, err);
     if (status) {
         cuda_close(b);
         return status;
@@ -367,7 +367,7 @@ const struct backend_kind backend_cuda = {
     .move_state = cuda_move_state,
     .copy_state = cuda_copy_state,
     .fence = cuda_fence,
-    .move_beside = cuda_move_beside,
+    .read_at_fence = cuda_read_at_fence,
     .pin = cuda_pin,
     .unpin = cuda_unpin,
     .memory = cuda_memory,

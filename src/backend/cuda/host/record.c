@@ -386,7 +386,7 @@ static int record_plan(struct backend *b, const struct plan *plan, struct cuda_r
     return status;
 }
 
-static int record_idle(struct backend *b, struct err *err) {
+static int record_empty_graph(struct backend *b, struct err *err) {
     struct read_params nothing = {0};
     struct cuda_node node = {
         .function = cuda_function(b, "read_memory"),
@@ -394,7 +394,7 @@ static int record_idle(struct backend *b, struct err *err) {
         .params = &nothing,
     };
     struct cuda_recording one = {.nodes = &node, .n_nodes = 1};
-    return capture(b, &one, &b->idle, err);
+    return capture(b, &one, &b->empty_graph, err);
 }
 
 int cuda_record(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err) {
@@ -405,6 +405,6 @@ int cuda_record(struct backend *b, struct plan *const *plans, uint32_t n_plans, 
     for (; !status && b->n_recordings < n_plans; b->n_recordings++)
         status = record_plan(b, plans[b->n_recordings], &b->recordings[b->n_recordings], err);
     if (!status)
-        status = record_idle(b, err);
+        status = record_empty_graph(b, err);
     return status ? status : driver_check(driver.stream_sync(b->stream), "recording", err);
 }

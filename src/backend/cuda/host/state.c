@@ -1,4 +1,4 @@
-/* state.c - STATE and SCRATCH to and from the host, between steps. */
+/* state.c - STATE and SCRATCH to and from the host, between steps and during them. */
 #include "backend/cuda/ops/state.h"
 
 #include "backend/cuda/host/cuda.h"
@@ -120,24 +120,25 @@ int cuda_fence(struct backend *b, uint32_t number, struct err *err) {
     CHECK(number < BACKEND_FENCES);
     int status = cuda_enter(b, err);
     if (!status)
-        status = cuda_settle_all(b, err); /* what is copied beside is not known yet */
+        status = cuda_settle_all(b, err); /* which cells will be read is not known yet */
     return status ? status
                   : driver_check(driver.event_record(b->fences[number], b->stream), "a fence", err);
 }
 
 /* A stream of its own: the steps that follow the fence run meanwhile. */
-int cuda_move_beside(struct backend *b, uint32_t fence, const struct backend_move *list, uint32_t n,
-                     struct err *err) {
+int cuda_read_at_fence(struct backend *b, uint32_t fence, const struct backend_move *list,
+                       uint32_t n, struct err *err) {
     CHECK(fence < BACKEND_FENCES);
     int status = cuda_enter(b, err);
-    CUresult result = status ? CUDA_SUCCESS : driver.stream_wait(b->beside, b->fences[fence], 0);
+    CUresult result =
+        status ? CUDA_SUCCESS : driver.stream_wait(b->copy_stream, b->fences[fence], 0);
     for (uint32_t i = 0; !status && result == CUDA_SUCCESS && i < n; i++)
         result = driver.copy_out(list[i].host, state_at(b, list[i].offset, list[i].bytes),
-                                 list[i].bytes, b->beside);
+                                 list[i].bytes, b->copy_stream);
     if (!status && result == CUDA_SUCCESS)
-        result = driver.event_record(b->moved, b->beside);
+        result = driver.event_record(b->copied, b->copy_stream);
     if (!status && result == CUDA_SUCCESS)
-        result = driver.event_sync(b->moved);
+        result = driver.event_sync(b->copied);
     return status ? status : driver_check(result, "copying state", err);
 }
 

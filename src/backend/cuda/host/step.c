@@ -149,7 +149,7 @@ static void learn_late(double *usual, double late) {
 /* After a sleep a submission takes the driver 10 us instead of 6; so an empty one goes before it,
  * while the device is still busy. */
 static void wake_driver(struct backend *b) {
-    driver.graph_launch(b->idle, b->aside);
+    driver.graph_launch(b->empty_graph, b->wake_stream);
 }
 
 int cuda_wait(struct backend *b, struct err *err) {

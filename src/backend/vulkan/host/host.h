@@ -263,8 +263,8 @@ int vulkan_move_state(struct backend *b, const struct backend_move *list, uint32
 int vulkan_copy_state(struct backend *b, const struct backend_copy *list, uint32_t n,
                       struct err *err);
 int vulkan_fence(struct backend *b, uint32_t number, struct err *err);
-int vulkan_move_beside(struct backend *b, uint32_t fence, const struct backend_move *list,
-                       uint32_t n, struct err *err);
+int vulkan_read_at_fence(struct backend *b, uint32_t fence, const struct backend_move *list,
+                         uint32_t n, struct err *err);
 int vulkan_peek(struct backend *b, enum region region, uint64_t offset, uint64_t bytes, void *to,
                 struct err *err);
 int vulkan_poke(struct backend *b, enum region region, uint64_t offset, uint64_t bytes,

@@ -1,4 +1,4 @@
-/* state.c - STATE and SCRATCH to and from the host, between steps and beside them. */
+/* state.c - STATE and SCRATCH to and from the host, between steps and during them. */
 #include <string.h>
 
 #include "backend/vulkan/host/host.h"
@@ -218,8 +218,8 @@ int vulkan_fence(struct backend *b, uint32_t number, struct err *err) {
 }
 
 /* Through a queue of its own, by another thread. */
-int vulkan_move_beside(struct backend *b, uint32_t fence, const struct backend_move *list,
-                       uint32_t n, struct err *err) {
+int vulkan_read_at_fence(struct backend *b, uint32_t fence, const struct backend_move *list,
+                         uint32_t n, struct err *err) {
     CHECK(fence < BACKEND_FENCES);
     const struct transfer t = {.queue = &b->copies,
                                .region = &b->regions[VULKAN_STATE],
