@@ -136,7 +136,7 @@ struct cuda_recording {
     double expected_of_burst; /* and a burst */
 };
 
-struct cuda_block {
+struct cuda_buffer {
     CUdeviceptr at;
     uint64_t bytes;
 };
@@ -180,7 +180,7 @@ struct backend {
     struct cuda_place *places;
     uint32_t n_places;
     uint64_t weight_bytes;
-    struct cuda_block weights, state, scratch, work, counters, io_copy, stamps, log_memory;
+    struct cuda_buffer weights, state, scratch, work, counters, io_copy, stamps, log_memory;
     struct cuda_logs logs;
     uint64_t *trace; /* where the stamps are mapped host memory: the host's address */
     uint8_t *io;     /* mapped: the host's address */

@@ -80,10 +80,10 @@ int cuda_enter(struct backend *b, struct err *err) {
     return driver_check(driver.context_set(b->context), "the CUDA context", err);
 }
 
-static void free_block(struct cuda_block *block) {
-    if (block->at)
-        driver.free(block->at);
-    *block = (struct cuda_block){0};
+static void free_buffer(struct cuda_buffer *buffer) {
+    if (buffer->at)
+        driver.free(buffer->at);
+    *buffer = (struct cuda_buffer){0};
 }
 
 /* What cuda_read_at_fence needs. The thread that calls it sleeps until its copies are done. */
@@ -138,12 +138,12 @@ static void cuda_close(struct backend *b) {
         }
         if (b->trace) {
             driver.host_free(b->trace);
-            b->stamps = (struct cuda_block){0};
+            b->stamps = (struct cuda_buffer){0};
         }
-        struct cuda_block *blocks[] = {&b->weights,  &b->state,   &b->scratch, &b->work,
-                                       &b->counters, &b->io_copy, &b->stamps,  &b->log_memory};
-        for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
-            free_block(blocks[i]);
+        struct cuda_buffer *buffers[] = {&b->weights,  &b->state,   &b->scratch, &b->work,
+                                         &b->counters, &b->io_copy, &b->stamps,  &b->log_memory};
+        for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
+            free_buffer(buffers[i]);
         if (b->empty_graph)
             driver.graph_exec_destroy(b->empty_graph);
         if (b->io)
@@ -236,16 +236,16 @@ int cuda_available(struct backend *b, uint64_t *bytes, struct err *err) {
     return status;
 }
 
-static int make_block(struct backend *b, struct cuda_block *block, uint64_t bytes, bool is_zeroed,
-                      const char *what, struct err *err) {
-    block->bytes = bytes;
+static int make_buffer(struct backend *b, struct cuda_buffer *buffer, uint64_t bytes,
+                       bool is_zeroed, const char *what, struct err *err) {
+    buffer->bytes = bytes;
     if (bytes == 0)
         return SLUICE_OK;
-    int status = driver_check(driver.alloc(&block->at, bytes), what, err);
+    int status = driver_check(driver.alloc(&buffer->at, bytes), what, err);
     if (status)
         return err_prefix(err, "%.3f GB on the device for", (double)bytes / 1e9);
     b->count.allocations++;
-    return is_zeroed ? driver_check(driver.set_bytes(block->at, 0, bytes, b->stream), what, err)
+    return is_zeroed ? driver_check(driver.set_bytes(buffer->at, 0, bytes, b->stream), what, err)
                      : SLUICE_OK;
 }
 
@@ -272,7 +272,7 @@ static int make_io(struct backend *b, uint64_t bytes, struct err *err) {
 static int make_stamps(struct backend *b, struct err *err) {
     const char *trace = getenv("SLUICE_CUDA_TRACE");
     if (!trace || strcmp(trace, "1") != 0)
-        return make_block(b, &b->stamps, STAMP_BYTES, true, "times", err);
+        return make_buffer(b, &b->stamps, STAMP_BYTES, true, "times", err);
     void *host = NULL;
     int status = driver_check(driver.host_alloc(&host, STAMP_BYTES, CU_MEMHOSTALLOC_DEVICEMAP),
                               "host memory for times", err);
@@ -285,19 +285,19 @@ static int make_stamps(struct backend *b, struct err *err) {
     return status;
 }
 
-static int make_blocks(struct backend *b, struct plan *const *plans, uint32_t n_plans,
-                       struct err *err) {
+static int make_buffers(struct backend *b, struct plan *const *plans, uint32_t n_plans,
+                        struct err *err) {
     struct backend_memory m;
     struct needs needs;
     int status = survey(b, plans, n_plans, &m, &needs, err);
-    if (status || (status = make_block(b, &b->weights, m.weights, false, "weights", err)) ||
-        (status = make_block(b, &b->state, m.state, true, "state", err)) ||
-        (status = make_block(b, &b->scratch, m.scratch, true, "scratch", err)) ||
-        (status = make_block(b, &b->work, needs.work, true, "workspace", err)) ||
-        (status = make_block(b, &b->counters, needs.counters, true, "counters", err)) ||
-        (status = make_block(b, &b->log_memory, b->logs.bytes, true, "logs of states", err)) ||
+    if (status || (status = make_buffer(b, &b->weights, m.weights, false, "weights", err)) ||
+        (status = make_buffer(b, &b->state, m.state, true, "state", err)) ||
+        (status = make_buffer(b, &b->scratch, m.scratch, true, "scratch", err)) ||
+        (status = make_buffer(b, &b->work, needs.work, true, "workspace", err)) ||
+        (status = make_buffer(b, &b->counters, needs.counters, true, "counters", err)) ||
+        (status = make_buffer(b, &b->log_memory, b->logs.bytes, true, "logs of states", err)) ||
         (status = cuda_open_logs(b, err)) || (status = make_stamps(b, err)) ||
-        (status = make_block(b, &b->io_copy, needs.io_copy, true, "the copy of IO", err)))
+        (status = make_buffer(b, &b->io_copy, needs.io_copy, true, "the copy of IO", err)))
         return status;
     return make_io(b, m.io, err);
 }
@@ -312,7 +312,7 @@ static int cuda_load(struct backend *b, struct backend_weights weights, struct p
     if (!status && !(b->copy = cuda_function(b, COPY_KERNEL)))
         status = err_set(err, SLUICE_ERR_DEVICE, "no CUDA kernel %s in this program", COPY_KERNEL);
     if (!status)
-        status = make_blocks(b, plans, n_plans, err);
+        status = make_buffers(b, plans, n_plans, err);
     if (!status)
         status = cuda_upload(b, weights, progress, user, err);
     if (!status)

@@ -41,34 +41,34 @@ int cuda_write_state(struct backend *b, uint64_t offset, uint64_t bytes, const v
                                err);
 }
 
-static const struct cuda_block *block_of(const struct backend *b, enum region region,
-                                         uint64_t offset, uint64_t bytes) {
-    const struct cuda_block *block = region == REGION_STATE ? &b->state : &b->scratch;
+static const struct cuda_buffer *buffer_of(const struct backend *b, enum region region,
+                                           uint64_t offset, uint64_t bytes) {
+    const struct cuda_buffer *buffer = region == REGION_STATE ? &b->state : &b->scratch;
     CHECK(region == REGION_STATE || region == REGION_SCRATCH);
-    CHECK(offset <= block->bytes && bytes <= block->bytes - offset);
-    return block;
+    CHECK(offset <= buffer->bytes && bytes <= buffer->bytes - offset);
+    return buffer;
 }
 
 int cuda_peek(struct backend *b, enum region region, uint64_t offset, uint64_t bytes, void *to,
               struct err *err) {
-    const struct cuda_block *block = block_of(b, region, offset, bytes);
+    const struct cuda_buffer *buffer = buffer_of(b, region, offset, bytes);
     int status = cuda_enter(b, err);
     if (!status && region == REGION_STATE)
         status = cuda_settle_range(b, offset, bytes, err);
     return status ? status
-                  : count_copy(b, bytes, driver.copy_out(to, block->at + offset, bytes, b->stream),
+                  : count_copy(b, bytes, driver.copy_out(to, buffer->at + offset, bytes, b->stream),
                                err);
 }
 
 int cuda_poke(struct backend *b, enum region region, uint64_t offset, uint64_t bytes,
               const void *from, struct err *err) {
-    const struct cuda_block *block = block_of(b, region, offset, bytes);
+    const struct cuda_buffer *buffer = buffer_of(b, region, offset, bytes);
     int status = cuda_enter(b, err);
     if (!status && region == REGION_STATE)
         status = cuda_settle_range(b, offset, bytes, err);
     return status ? status
-                  : count_copy(b, bytes, driver.copy_in(block->at + offset, from, bytes, b->stream),
-                               err);
+                  : count_copy(b, bytes,
+                               driver.copy_in(buffer->at + offset, from, bytes, b->stream), err);
 }
 
 int cuda_move_state(struct backend *b, const struct backend_move *list, uint32_t n, bool is_in,
