@@ -34,8 +34,9 @@ static void check_schedules(const struct backend *b) {
     }
 }
 
-/* Plans of some widths, and of the draft block, if there is one: their weights all have places that
- * do not overlap, their ops all have kernels, and what the kernels ask for is the same each time.
+/* Plans of some widths, and of the draft block, if there is one: their weights all have addresses
+ * that do not overlap, their ops all have kernels, and what the kernels ask for is the same each
+ * time.
  */
 static void check_model(const char *path, uint32_t n_sms, bool is_exact) {
     static const uint32_t widths[] = {1, 2, 3, 8, 16, 32, 128, 4096};
@@ -79,14 +80,14 @@ static void check_model(const char *path, uint32_t n_sms, bool is_exact) {
     }
     if (status)
         test_fail(__FILE__, __LINE__, "%s: %s", path, err.text);
-    for (uint32_t i = 0; !status && i < b.n_places; i++) {
-        EXPECT(b.places[i].at % 16 == 0 && b.places[i].at >= end);
-        end = b.places[i].at + b.places[i].bytes;
+    for (uint32_t i = 0; !status && i < b.n_weights; i++) {
+        EXPECT(b.weight_list[i].at % 16 == 0 && b.weight_list[i].at >= end);
+        end = b.weight_list[i].at + b.weight_list[i].bytes;
     }
     EXPECT(status || (end > 0 && end <= b.weight_bytes));
     EXPECT(status || is_exact || b.schedules);
     check_schedules(&b);
-    free(b.places);
+    free(b.weight_list);
     arena_free(&b.arena);
     model_close(m);
 }
@@ -133,19 +134,19 @@ static void check_draft_block(struct draft_model *m, uint32_t n_sms, bool is_exa
     EXPECT_INT(work[1], work[0]);
     EXPECT_INT(counters[1], counters[0]);
     /* What only the block's own plans read is there, too; its head in tiles, its table not. */
-    const struct cuda_place *head = cuda_find_place(&b, &m->draft_head),
-                            *table = cuda_find_place(&b, &m->draft_embed);
+    const struct cuda_weight *head = cuda_find_weight(&b, &m->draft_head),
+                             *table = cuda_find_weight(&b, &m->draft_embed);
     EXPECT(head->is_tiled == !is_exact && !table->is_tiled);
-    EXPECT(cuda_find_place(&b, &m->norm)->bytes == m->width * sizeof(float));
-    for (uint32_t i = 0; i + 1 < b.n_places; i++)
-        EXPECT(b.places[i].at + b.places[i].bytes <= b.places[i + 1].at);
+    EXPECT(cuda_find_weight(&b, &m->norm)->bytes == m->width * sizeof(float));
+    for (uint32_t i = 0; i + 1 < b.n_weights; i++)
+        EXPECT(b.weight_list[i].at + b.weight_list[i].bytes <= b.weight_list[i + 1].at);
     for (uint32_t i = 0; i < ALL; i++) {
         uint32_t n = i < TRUNK ? IO_BURST : steps[i - TRUNK];
         EXPECT_INT(plan_burst_steps(plans[i]), n);
         EXPECT_INT(plan_wants_burst(plans[i]), i < TRUNK ? widths[i] < 8 : n > 1);
         plan_free(plans[i]);
     }
-    free(b.places);
+    free(b.weight_list);
     arena_free(&b.arena);
 }
 
@@ -204,7 +205,7 @@ TEST(cuda_host_draft_block_has_kernels_of_its_own) {
             r.op++;
             EXPECT_INT(project_all_types(&r), cases[i].draft_set);
             plan_free(plan);
-            free(b.places);
+            free(b.weight_list);
         }
 }
 

@@ -102,9 +102,9 @@ typedef int cuda_record_fn(struct recorder *r, const struct op *op);
 
 /* ---- between the files of host/ ----------------------------------------------------------- */
 
-/* Where a weight is on the device. */
-struct cuda_place {
-    struct operand operand;   /* in WEIGHTS; the first member: places.h */
+/* A weight, and where it is on the device. */
+struct cuda_weight {
+    struct operand operand;   /* in WEIGHTS; the first member: weight_list.h */
     bool is_tiled;            /* else rows as in the file */
     struct tile_format tiles; /* where it is */
     uint64_t at, bytes;       /* on the device; a plane is bytes / dims[2] */
@@ -177,8 +177,8 @@ struct backend {
     uint32_t max_shared;                /* bytes of shared memory that a block may ask for */
     bool exact;
     struct arena arena;
-    struct cuda_place *places;
-    uint32_t n_places;
+    struct cuda_weight *weight_list;
+    uint32_t n_weights;
     uint64_t weight_bytes;
     struct cuda_buffer weights, state, scratch, work, counters, io_copy, stamps, log_memory;
     struct cuda_logs logs;
@@ -259,10 +259,10 @@ int cuda_settle_for_step(struct backend *b, const struct cuda_recording *r, bool
 int cuda_bandwidth(struct backend *b, double *bytes_per_second, struct err *err);
 int cuda_peak(struct backend *b, double *flops_per_second, struct err *err);
 
-/* load.c: where every weight of the plans goes, and the upload. */
+/* load.c: gives every weight of the plans its address; and the upload. */
 int cuda_place_weights(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                        struct err *err);
-const struct cuda_place *cuda_find_place(const struct backend *b, const struct operand *o);
+const struct cuda_weight *cuda_find_weight(const struct backend *b, const struct operand *o);
 int cuda_upload(struct backend *b, struct backend_weights weights,
                 void (*progress)(void *user, uint64_t done, uint64_t total), void *user,
                 struct err *err);

@@ -11,15 +11,15 @@
 #include "backend/cuda/host/cuda.h"
 #include "backend/cuda/ops/experts.h"
 #include "backend/cuda/ops/synth.h"
-#include "backend/places.h"
+#include "backend/weight_list.h"
 #include "base/size.h"
 
-enum { PLACE_ALIGN = 256, BUFFER_BYTES = 32 << 20, BUFFERS = 2, CHUNK_ROWS = 16 };
+enum { WEIGHT_ALIGN = 256, BUFFER_BYTES = 32 << 20, BUFFERS = 2, CHUNK_ROWS = 16 };
 
-/* ---- places ------------------------------------------------------------------------------- */
+/* ---- the list of weights ------------------------------------------------------------------ */
 
-const struct cuda_place *cuda_find_place(const struct backend *b, const struct operand *o) {
-    return places_find(b->places, b->n_places, sizeof *b->places, o);
+const struct cuda_weight *cuda_find_weight(const struct backend *b, const struct operand *o) {
+    return weight_list_find(b->weight_list, b->n_weights, sizeof *b->weight_list, o);
 }
 
 /* Whether a segment is expanded to F32 tiles: one with f32 activations, but where all are BF16
@@ -48,47 +48,48 @@ static bool can_tile(const struct backend *b, const struct op *op) {
     return can;
 }
 
-/* Adds every weight of an op that is not among the first n places. */
-static void add_places(struct backend *b, struct op *op, uint32_t n_placed) {
+/* Adds every weight of an op that is not among the first n_sorted of the list. */
+static void add_weights(struct backend *b, struct op *op, uint32_t n_sorted) {
     struct operand_ref refs[MAX_OPERANDS];
     bool is_tiled = can_tile(b, op), are_experts_tiled = !b->exact && experts_can_tile(op);
     uint32_t n = op_operands(op, refs);
     for (uint32_t i = 0; i < n; i++) {
         const struct operand *o = refs[i].at;
         if (o->region != REGION_WEIGHTS ||
-            places_look_up(b->places, n_placed, sizeof *b->places, o))
+            weight_list_look_up(b->weight_list, n_sorted, sizeof *b->weight_list, o))
             continue;
-        struct cuda_place place = {.operand = *o};
+        struct cuda_weight weight = {.operand = *o};
         CHECK(o->stride == o->dims[0]);
         for (uint32_t s = 0; is_tiled && s < op->project.n_segments; s++)
             if (o == &op->project.segments[s].weight)
-                place.is_tiled =
-                    tile_choose(o, expansion_of(&op->project, s), b->n_sms, &place.tiles);
+                weight.is_tiled =
+                    tile_choose(o, expansion_of(&op->project, s), b->n_sms, &weight.tiles);
         if (are_experts_tiled)
-            place.is_tiled = experts_tile_format(op, o, &place.tiles);
-        place.bytes = place.is_tiled ? place.tiles.bytes
-                                     : operand_row_bytes(o) * o->dims[1] * o->dims[2] * o->dims[3];
-        b->places[b->n_places++] = place;
+            weight.is_tiled = experts_tile_format(op, o, &weight.tiles);
+        weight.bytes = weight.is_tiled
+                           ? weight.tiles.bytes
+                           : operand_row_bytes(o) * o->dims[1] * o->dims[2] * o->dims[3];
+        b->weight_list[b->n_weights++] = weight;
     }
 }
 
 /* Adds the weights of a plan's products, or of its other ops. Of two for the same weight the first
  * stays. */
 static void add_plan(struct backend *b, const struct plan *plan, bool is_products) {
-    uint32_t n_placed = b->n_places;
+    uint32_t n_sorted = b->n_weights;
     for (uint32_t i = 0; i < plan->n_ops; i++)
         if ((plan->ops[i].kind == OP_PROJECT) == is_products)
-            add_places(b, &plan->ops[i], n_placed);
-    if (b->n_places > n_placed)
-        b->n_places = places_sort(b->places, b->n_places, sizeof *b->places);
+            add_weights(b, &plan->ops[i], n_sorted);
+    if (b->n_weights > n_sorted)
+        b->n_weights = weight_list_sort(b->weight_list, b->n_weights, sizeof *b->weight_list);
 }
 
-static void assign_places(struct backend *b) {
-    for (uint32_t i = 0; i < b->n_places; i++) {
-        struct cuda_place *p = &b->places[i];
+static void assign_addresses(struct backend *b) {
+    for (uint32_t i = 0; i < b->n_weights; i++) {
+        struct cuda_weight *p = &b->weight_list[i];
         p->at = b->weight_bytes;
         CHECK(size_add(b->weight_bytes, p->bytes, &b->weight_bytes) &&
-              size_align(b->weight_bytes, PLACE_ALIGN, &b->weight_bytes));
+              size_align(b->weight_bytes, WEIGHT_ALIGN, &b->weight_bytes));
     }
 }
 
@@ -99,16 +100,16 @@ int cuda_place_weights(struct backend *b, struct plan *const *plans, uint32_t n_
     uint64_t n_ops = 0;
     for (uint32_t i = 0; i < n_plans; i++)
         n_ops += plans[i]->n_ops;
-    free(b->places);
-    b->n_places = 0;
+    free(b->weight_list);
+    b->n_weights = 0;
     b->weight_bytes = 0;
-    b->places = calloc(n_ops * MAX_OPERANDS, sizeof *b->places);
-    if (!b->places)
+    b->weight_list = calloc(n_ops * MAX_OPERANDS, sizeof *b->weight_list);
+    if (!b->weight_list)
         return err_memory(err, "the table of weights");
     for (uint32_t i = 0; i < 2 * n_plans; i++)
         add_plan(b, plans[i % n_plans], i < n_plans);
-    assign_places(b);
-    CHECK(size_add(b->weight_bytes, PLACE_ALIGN, &b->weight_bytes)); /* reads may run 16 over */
+    assign_addresses(b);
+    CHECK(size_add(b->weight_bytes, WEIGHT_ALIGN, &b->weight_bytes)); /* reads may run 16 over */
     return SLUICE_OK;
 }
 
@@ -128,8 +129,8 @@ struct upload {
 };
 
 /* Rows [first, first + n) of plane `plane`, as in the file, to `to` on the device. */
-static int upload_rows(struct upload *u, const struct cuda_place *p, uint32_t plane, uint32_t first,
-                       uint32_t n, CUdeviceptr to) {
+static int upload_rows(struct upload *u, const struct cuda_weight *p, uint32_t plane,
+                       uint32_t first, uint32_t n, CUdeviceptr to) {
     const struct operand *o = &p->operand;
     uint64_t row = operand_row_bytes(o), bytes = n * row;
     uint64_t at = o->offset + ((uint64_t)plane * o->plane + first) * row;
@@ -145,8 +146,8 @@ static int upload_rows(struct upload *u, const struct cuda_place *p, uint32_t pl
                         "uploading weights", u->err);
 }
 
-static int repack_rows(struct upload *u, const struct cuda_place *p, uint32_t plane, uint32_t first,
-                       uint32_t n) {
+static int repack_rows(struct upload *u, const struct cuda_weight *p, uint32_t plane,
+                       uint32_t first, uint32_t n) {
     uint64_t plane_bytes = p->bytes / p->operand.dims[2];
     struct repack_params params = {
         .from = (const uint8_t *)(uintptr_t)u->raw[u->next],
@@ -166,7 +167,7 @@ static int repack_rows(struct upload *u, const struct cuda_place *p, uint32_t pl
     return cuda_run_node(u->b, &node, false, u->err);
 }
 
-static int upload_chunk(struct upload *u, const struct cuda_place *p, uint32_t plane,
+static int upload_chunk(struct upload *u, const struct cuda_weight *p, uint32_t plane,
                         uint32_t first, uint32_t n) {
     uint64_t row = operand_row_bytes(&p->operand);
     CUdeviceptr to = p->is_tiled ? u->raw[u->next]
@@ -184,7 +185,7 @@ static int upload_chunk(struct upload *u, const struct cuda_place *p, uint32_t p
     return status;
 }
 
-static int upload_weight(struct upload *u, const struct cuda_place *p) {
+static int upload_weight(struct upload *u, const struct cuda_weight *p) {
     uint64_t row = operand_row_bytes(&p->operand);
     if (row > BUFFER_BYTES / CHUNK_ROWS)
         return err_set(u->err, SLUICE_ERR_UNSUPPORTED,
@@ -237,12 +238,13 @@ int cuda_upload(struct backend *b, struct backend_weights weights,
                 void (*progress)(void *user, uint64_t done, uint64_t total), void *user,
                 struct err *err) {
     struct upload u = {.b = b, .from = weights, .progress = progress, .user = user, .err = err};
-    for (uint32_t i = 0; i < b->n_places; i++)
-        u.total += operand_row_bytes(&b->places[i].operand) * b->places[i].operand.dims[1] *
-                   b->places[i].operand.dims[2] * b->places[i].operand.dims[3];
+    for (uint32_t i = 0; i < b->n_weights; i++)
+        u.total += operand_row_bytes(&b->weight_list[i].operand) *
+                   b->weight_list[i].operand.dims[1] * b->weight_list[i].operand.dims[2] *
+                   b->weight_list[i].operand.dims[3];
     int status = make_buffers(&u);
-    for (uint32_t i = 0; !status && i < b->n_places; i++)
-        status = upload_weight(&u, &b->places[i]);
+    for (uint32_t i = 0; !status && i < b->n_weights; i++)
+        status = upload_weight(&u, &b->weight_list[i]);
     if (!status)
         status = driver_check(driver.stream_sync(b->stream), "uploading weights", err);
     free_buffers(&u);

@@ -158,7 +158,7 @@ static void cuda_close(struct backend *b) {
         driver.context_release(b->device);
     }
     free(b->recordings);
-    free(b->places);
+    free(b->weight_list);
     arena_free(&b->arena);
     free(b);
 }
@@ -201,7 +201,7 @@ struct needs {
     uint64_t work, counters, io_copy;
 };
 
-/* Gives every weight its place and adds up. */
+/* Gives every weight its address and adds up. */
 static int survey(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                   struct backend_memory *out, struct needs *needs, struct err *err) {
     int status = cuda_place_weights(b, plans, n_plans, err);

@@ -84,7 +84,7 @@ void *recorder_at(struct recorder *r, const struct operand *o) {
         return NULL;
     switch ((enum region)o->region) {
     case REGION_WEIGHTS:
-        return device_at(b->weights.at, cuda_find_place(b, o)->at);
+        return device_at(b->weights.at, cuda_find_weight(b, o)->at);
     case REGION_STATE:
         return device_at(b->state.at, o->offset);
     case REGION_SCRATCH:
@@ -97,7 +97,7 @@ void *recorder_at(struct recorder *r, const struct operand *o) {
 struct cuda_matrix recorder_matrix(struct recorder *r, const struct operand *o) {
     if (o->n_dims == 0)
         return (struct cuda_matrix){0};
-    const struct cuda_place *p = cuda_find_place(r->b, o);
+    const struct cuda_weight *p = cuda_find_weight(r->b, o);
     return (struct cuda_matrix){
         .data = r->is_counting ? NULL : device_at(r->b->weights.at, p->at),
         .plane_bytes = p->bytes / o->dims[2],

@@ -24,9 +24,9 @@ struct vulkan_region {
     uint64_t bytes;
 };
 
-/* Where a weight is: [at, at + bytes) of VULKAN_WEIGHTS. */
-struct vulkan_place {
-    struct operand operand; /* the first member: places.h */
+/* A weight, which is [at, at + bytes) of VULKAN_WEIGHTS. */
+struct vulkan_weight {
+    struct operand operand; /* the first member: weight_list.h */
     uint64_t at, bytes, row_bytes;
     bool is_imported, has_planes; /* VULKAN_Q6_K_PLANES */
 };
@@ -137,8 +137,8 @@ struct backend {
     VkPhysicalDeviceMemoryProperties memory;
     bool exact;
 
-    struct vulkan_place *places;
-    uint32_t n_places;
+    struct vulkan_weight *weight_list;
+    uint32_t n_weights;
     uint64_t mapped; /* bytes of WEIGHTS that the host maps from files */
     struct vulkan_region regions[VULKAN_MEMORIES];
     uint64_t imported; /* bytes of weights that are read where the host mapped them */
@@ -215,7 +215,7 @@ void vulkan_full_barrier(VkCommandBuffer commands);
 /* load.c */
 int vulkan_place_weights(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                          struct err *err);
-const struct vulkan_place *vulkan_find_place(const struct backend *b, const struct operand *o);
+const struct vulkan_weight *vulkan_find_weight(const struct backend *b, const struct operand *o);
 /* Whether the driver takes pages of mapped files; tried once. */
 bool vulkan_can_import(struct backend *b);
 /* Bytes of weights that will be read where they are mapped. */

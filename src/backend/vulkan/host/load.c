@@ -11,33 +11,33 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "backend/places.h"
 #include "backend/vulkan/host/host.h"
+#include "backend/weight_list.h"
 #include "base/size.h"
 #include "quant/random.h"
 #include "quant/types.h"
 
-enum { PLACE_ALIGN = 256, PIECE_BYTES = 1 << 30 };
+enum { WEIGHT_ALIGN = 256, PIECE_BYTES = 1 << 30 };
 
-/* ---- places ------------------------------------------------------------------------------- */
+/* ---- the list of weights ------------------------------------------------------------------ */
 
-const struct vulkan_place *vulkan_find_place(const struct backend *b, const struct operand *o) {
-    return places_find(b->places, b->n_places, sizeof *b->places, o);
+const struct vulkan_weight *vulkan_find_weight(const struct backend *b, const struct operand *o) {
+    return weight_list_find(b->weight_list, b->n_weights, sizeof *b->weight_list, o);
 }
 
-static bool can_import(const struct backend *b, const struct vulkan_place *p, uint64_t synthetic,
+static bool can_import(const struct backend *b, const struct vulkan_weight *p, uint64_t synthetic,
                        uint64_t mapped) {
     return b->has_import && p->operand.offset % b->offset_align == 0 &&
            p->operand.offset >= synthetic &&
            p->operand.offset + operand_bytes(&p->operand) <= mapped;
 }
 
-static struct vulkan_place place_of(const struct backend *b, const struct operand *o) {
-    struct vulkan_place p = {.operand = *o, .row_bytes = operand_row_bytes(o)};
+static struct vulkan_weight weight_of(const struct backend *b, const struct operand *o) {
+    struct vulkan_weight p = {.operand = *o, .row_bytes = operand_row_bytes(o)};
     p.has_planes = o->type == DT_Q6_K && !can_import(b, &p, 0, b->mapped);
     if (p.has_planes)
         p.row_bytes = size_aligned(p.row_bytes, 16);
-    p.bytes = size_aligned(vulkan_all_rows(o) * p.row_bytes, PLACE_ALIGN);
+    p.bytes = size_aligned(vulkan_all_rows(o) * p.row_bytes, WEIGHT_ALIGN);
     return p;
 }
 
@@ -59,39 +59,39 @@ static int check_type(const struct plan *plan, uint32_t i, const struct operand 
                    plan_op_text(plan, i, text, sizeof text), dtype_name(o->type), types);
 }
 
-/* Those weights of op i that are not among the first n_sorted places. */
-static int add_places(struct backend *b, struct plan *plan, uint32_t i, uint32_t n_sorted,
-                      struct err *err) {
+/* Those weights of op i that are not among the first n_sorted of the list. */
+static int add_weights(struct backend *b, struct plan *plan, uint32_t i, uint32_t n_sorted,
+                       struct err *err) {
     struct operand_ref refs[MAX_OPERANDS];
     uint32_t n = op_operands(&plan->ops[i], refs);
     for (uint32_t k = 0; k < n; k++) {
         const struct operand *o = refs[k].at;
         if (o->region != REGION_WEIGHTS ||
-            places_look_up(b->places, n_sorted, sizeof *b->places, o))
+            weight_list_look_up(b->weight_list, n_sorted, sizeof *b->weight_list, o))
             continue;
         int status = check_type(plan, i, o, err);
         if (status)
             return status;
         CHECK(o->stride == o->dims[0]);
-        b->places[b->n_places++] = place_of(b, o);
+        b->weight_list[b->n_weights++] = weight_of(b, o);
     }
     return SLUICE_OK;
 }
 
-static int place_plan(struct backend *b, struct plan *plan, struct err *err) {
-    uint32_t n_sorted = b->n_places;
+static int add_plan(struct backend *b, struct plan *plan, struct err *err) {
+    uint32_t n_sorted = b->n_weights;
     size_t most = n_sorted + (size_t)plan->n_ops * MAX_OPERANDS + 1;
-    struct vulkan_place *more = realloc(b->places, most * sizeof *more);
+    struct vulkan_weight *more = realloc(b->weight_list, most * sizeof *more);
     if (!more)
         return err_memory(err, "the table of weights");
-    b->places = more;
+    b->weight_list = more;
     for (uint32_t i = 0; i < plan->n_ops; i++) {
-        int status = add_places(b, plan, i, n_sorted, err);
+        int status = add_weights(b, plan, i, n_sorted, err);
         if (status)
             return status;
     }
-    if (b->n_places > n_sorted)
-        b->n_places = places_sort(b->places, b->n_places, sizeof *b->places);
+    if (b->n_weights > n_sorted)
+        b->n_weights = weight_list_sort(b->weight_list, b->n_weights, sizeof *b->weight_list);
     return SLUICE_OK;
 }
 
@@ -99,9 +99,9 @@ static int place_plan(struct backend *b, struct plan *plan, struct err *err) {
 int vulkan_place_weights(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                          struct err *err) {
     int status = SLUICE_OK;
-    b->n_places = 0;
+    b->n_weights = 0;
     for (uint32_t i = 0; !status && i < n_plans; i++)
-        status = place_plan(b, plans[i], err);
+        status = add_plan(b, plans[i], err);
     return status;
 }
 
@@ -135,19 +135,19 @@ bool vulkan_can_import(struct backend *b) {
 
 uint64_t vulkan_importable(const struct backend *b) {
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < b->n_places; i++)
-        bytes += can_import(b, &b->places[i], 0, b->mapped) ? b->places[i].bytes : 0;
+    for (uint32_t i = 0; i < b->n_weights; i++)
+        bytes += can_import(b, &b->weight_list[i], 0, b->mapped) ? b->weight_list[i].bytes : 0;
     return bytes;
 }
 
-/* Places [first, end) as a piece of the mapping, in whole pages. Pages after the file's last are
+/* Weights [first, end) as a piece of the mapping, in whole pages. Pages after the file's last are
  * not there. */
-static int import_places(struct backend *b, struct backend_weights w, uint32_t first, uint32_t end,
-                         struct err *err) {
+static int import_run(struct backend *b, struct backend_weights w, uint32_t first, uint32_t end,
+                      struct err *err) {
     struct vulkan_region *r = &b->regions[VULKAN_WEIGHTS];
     uint64_t align = page_bytes(b), to;
-    uint64_t from = b->places[first].operand.offset / align * align;
-    const struct operand *last = &b->places[end - 1].operand;
+    uint64_t from = b->weight_list[first].operand.offset / align * align;
+    const struct operand *last = &b->weight_list[end - 1].operand;
     CHECK(size_align(last->offset + operand_bytes(last), align, &to));
     struct vulkan_buffer buffer;
     int status = vulkan_import_buffer(b, &buffer, w.base + from, to - from, err);
@@ -159,27 +159,28 @@ static int import_places(struct backend *b, struct backend_weights w, uint32_t f
         return status;
     }
     for (uint32_t i = first; i < end; i++) {
-        b->places[i].at = buffer.start + b->places[i].operand.offset - from;
-        b->places[i].is_imported = true;
-        b->imported += b->places[i].bytes;
+        b->weight_list[i].at = buffer.start + b->weight_list[i].operand.offset - from;
+        b->weight_list[i].is_imported = true;
+        b->imported += b->weight_list[i].bytes;
     }
     return SLUICE_OK;
 }
 
-/* Runs of places up to a piece's size. The first that the driver refuses ends it. */
+/* Runs of weights up to a piece's size. The first that the driver refuses ends it. */
 static void import_weights(struct backend *b, struct backend_weights w) {
     struct err ignored;
     if ((uintptr_t)w.base % page_bytes(b))
         return;
-    for (uint32_t i = 0, end; i < b->n_places; i = end) {
+    for (uint32_t i = 0, end; i < b->n_weights; i = end) {
         end = i + 1;
-        if (!can_import(b, &b->places[i], w.synthetic, w.mapped))
+        if (!can_import(b, &b->weight_list[i], w.synthetic, w.mapped))
             continue;
-        while (end < b->n_places && can_import(b, &b->places[end], w.synthetic, w.mapped) &&
-               b->places[end].operand.offset + b->places[end].bytes - b->places[i].operand.offset <=
+        while (end < b->n_weights && can_import(b, &b->weight_list[end], w.synthetic, w.mapped) &&
+               b->weight_list[end].operand.offset + b->weight_list[end].bytes -
+                       b->weight_list[i].operand.offset <=
                    PIECE_BYTES)
             end++;
-        if (import_places(b, w, i, end, &ignored))
+        if (import_run(b, w, i, end, &ignored))
             return;
     }
 }
@@ -190,7 +191,7 @@ static int make_piece(struct backend *b, uint64_t bytes, struct err *err) {
     int status = vulkan_make_buffer(b, &buffer, bytes, VULKAN_ON_DEVICE, "weights", err);
     if (status)
         return status;
-    buffer.start = size_aligned(r->bytes, PLACE_ALIGN);
+    buffer.start = size_aligned(r->bytes, WEIGHT_ALIGN);
     if ((status = vulkan_region_add(r, &buffer, err)))
         vulkan_free_buffer(b, &buffer);
     return status;
@@ -199,10 +200,10 @@ static int make_piece(struct backend *b, uint64_t bytes, struct err *err) {
 int vulkan_make_weights(struct backend *b, struct backend_weights weights, struct err *err) {
     import_weights(b, weights);
     int status = SLUICE_OK;
-    for (uint32_t i = 0, end; !status && i < b->n_places; i = end) {
-        uint64_t bytes = 0, at = size_aligned(b->regions[VULKAN_WEIGHTS].bytes, PLACE_ALIGN);
-        for (end = i; end < b->n_places; end++) {
-            struct vulkan_place *p = &b->places[end];
+    for (uint32_t i = 0, end; !status && i < b->n_weights; i = end) {
+        uint64_t bytes = 0, at = size_aligned(b->regions[VULKAN_WEIGHTS].bytes, WEIGHT_ALIGN);
+        for (end = i; end < b->n_weights; end++) {
+            struct vulkan_weight *p = &b->weight_list[end];
             if (p->is_imported)
                 continue;
             if (bytes && bytes + p->bytes > PIECE_BYTES)
@@ -229,7 +230,7 @@ static void split_row(const uint8_t *row, uint32_t n_blocks, uint8_t *to) {
 }
 
 /* As many rows at a time as `buffer` holds; `row` holds one of random blocks. */
-static int upload_planes(struct backend *b, struct backend_weights w, const struct vulkan_place *p,
+static int upload_planes(struct backend *b, struct backend_weights w, const struct vulkan_weight *p,
                          uint8_t *row, uint8_t *buffer, uint64_t buffer_rows, struct err *err) {
     uint64_t bytes = operand_row_bytes(&p->operand), rows = vulkan_all_rows(&p->operand);
     uint32_t n_blocks = p->operand.dims[0] / 256;
@@ -248,7 +249,7 @@ static int upload_planes(struct backend *b, struct backend_weights w, const stru
     return status;
 }
 
-static int upload_q6_k(struct backend *b, struct backend_weights w, const struct vulkan_place *p,
+static int upload_q6_k(struct backend *b, struct backend_weights w, const struct vulkan_weight *p,
                        struct err *err) {
     uint64_t buffer_rows = STAGING_BYTES > p->row_bytes ? STAGING_BYTES / p->row_bytes : 1;
     uint8_t *row = malloc(p->row_bytes), *buffer = calloc(buffer_rows, p->row_bytes);
@@ -260,7 +261,7 @@ static int upload_q6_k(struct backend *b, struct backend_weights w, const struct
 }
 
 /* Random blocks, a piece of whole ones at a time. */
-static int upload_random(struct backend *b, const struct vulkan_place *p, uint8_t *buffer,
+static int upload_random(struct backend *b, const struct vulkan_weight *p, uint8_t *buffer,
                          uint64_t buffer_bytes, struct err *err) {
     const struct dtype_info *info = dtype_info(p->operand.type);
     uint64_t bytes = operand_bytes(&p->operand),
@@ -276,8 +277,8 @@ static int upload_random(struct backend *b, const struct vulkan_place *p, uint8_
     return status;
 }
 
-static int upload_place(struct backend *b, struct backend_weights w, const struct vulkan_place *p,
-                        struct err *err) {
+static int upload_weight(struct backend *b, struct backend_weights w, const struct vulkan_weight *p,
+                         struct err *err) {
     uint64_t bytes = operand_bytes(&p->operand), offset = p->operand.offset;
     struct backend_move move = {p->at, bytes, (void *)(uintptr_t)(w.base + offset)};
     CHECK(offset < w.synthetic || offset + bytes <= w.bytes);
@@ -297,12 +298,12 @@ int vulkan_upload(struct backend *b, struct backend_weights weights,
                   struct err *err) {
     uint64_t total = 0, done = 0;
     int status = SLUICE_OK;
-    for (uint32_t i = 0; i < b->n_places; i++)
-        total += b->places[i].bytes;
-    for (uint32_t i = 0; !status && i < b->n_places; i++) {
-        if (!b->places[i].is_imported)
-            status = upload_place(b, weights, &b->places[i], err);
-        done += b->places[i].bytes;
+    for (uint32_t i = 0; i < b->n_weights; i++)
+        total += b->weight_list[i].bytes;
+    for (uint32_t i = 0; !status && i < b->n_weights; i++) {
+        if (!b->weight_list[i].is_imported)
+            status = upload_weight(b, weights, &b->weight_list[i], err);
+        done += b->weight_list[i].bytes;
         if (progress)
             progress(user, done, total);
     }

@@ -43,7 +43,7 @@ static void vulkan_close(struct backend *b) {
     }
     free(b->recordings);
     free(b->greedy);
-    free(b->places);
+    free(b->weight_list);
     free(b);
 }
 
@@ -73,10 +73,10 @@ static uint64_t whole(uint64_t bytes) {
     return size_aligned(bytes, 256);
 }
 
-static uint64_t placed_bytes(const struct backend *b) {
+static uint64_t weight_bytes(const struct backend *b) {
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < b->n_places; i++)
-        bytes += b->places[i].bytes;
+    for (uint32_t i = 0; i < b->n_weights; i++)
+        bytes += b->weight_list[i].bytes;
     return bytes;
 }
 
@@ -86,7 +86,7 @@ static int survey(struct backend *b, struct plan *const *plans, uint32_t n_plans
     if (!status)
         status = vulkan_count(b, plans, n_plans, err);
     *out = (struct backend_memory){
-        .weights = placed_bytes(b),
+        .weights = weight_bytes(b),
         .state = whole(plans_bytes(plans, n_plans, REGION_STATE)),
         .scratch = whole(plans_bytes(plans, n_plans, REGION_SCRATCH)),
         .io = whole(plans_bytes(plans, n_plans, REGION_IO)),
@@ -222,7 +222,7 @@ static uint8_t *vulkan_io(struct backend *b) {
 
 static void vulkan_memory(const struct backend *b, struct backend_memory *out) {
     *out = (struct backend_memory){
-        .weights = placed_bytes(b),
+        .weights = weight_bytes(b),
         .imported = b->imported,
         .state = b->regions[VULKAN_STATE].bytes,
         .scratch = b->regions[VULKAN_SCRATCH].bytes,

@@ -65,11 +65,11 @@ struct vulkan_bind vulkan_operand(struct vulkan_recorder *r, const struct operan
 }
 
 uint32_t vulkan_weight_type(const struct vulkan_recorder *r, const struct operand *weight) {
-    return vulkan_find_place(r->b, weight)->has_planes ? VULKAN_Q6_K_PLANES : weight->type;
+    return vulkan_find_weight(r->b, weight)->has_planes ? VULKAN_Q6_K_PLANES : weight->type;
 }
 
 uint64_t vulkan_weight_row_bytes(const struct vulkan_recorder *r, const struct operand *weight) {
-    return vulkan_find_place(r->b, weight)->row_bytes;
+    return vulkan_find_weight(r->b, weight)->row_bytes;
 }
 
 /* A piece begins at an aligned byte: 128 rows of an even number of bytes do. */
@@ -81,13 +81,13 @@ uint32_t vulkan_rows_per_bind(const struct vulkan_recorder *r, const struct oper
 
 struct vulkan_bind vulkan_matrix_rows(struct vulkan_recorder *r, const struct operand *weight,
                                       uint32_t row, uint32_t n) {
-    const struct vulkan_place *place = vulkan_find_place(r->b, weight);
+    const struct vulkan_weight *whole = vulkan_find_weight(r->b, weight);
     CHECK(row + (uint64_t)n <= vulkan_all_rows(weight));
     return (struct vulkan_bind){
         .memory = VULKAN_WEIGHTS,
         .access = VULKAN_READ,
-        .offset = place->at + row * place->row_bytes,
-        .bytes = size_aligned(n * place->row_bytes, 16),
+        .offset = whole->at + row * whole->row_bytes,
+        .bytes = size_aligned(n * whole->row_bytes, 16),
     };
 }
 

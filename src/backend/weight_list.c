@@ -1,5 +1,5 @@
-/* places.c - see places.h. */
-#include "backend/places.h"
+/* weight_list.c - see weight_list.h. */
+#include "backend/weight_list.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@ static int compare(const void *a, const void *b) {
                                   : memcmp(x->dims, y->dims, sizeof x->dims);
 }
 
-uint32_t places_sort(void *table, uint32_t n, size_t size) {
+uint32_t weight_list_sort(void *table, uint32_t n, size_t size) {
     char *at = table;
     uint32_t kept = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -48,8 +48,8 @@ static uint32_t find_offset(const char *table, uint32_t n, size_t size, uint64_t
     return low;
 }
 
-const void *places_look_up(const void *table, uint32_t n, size_t size,
-                           const struct operand *weight) {
+const void *weight_list_look_up(const void *table, uint32_t n, size_t size,
+                                const struct operand *weight) {
     const void *found = NULL;
     for (uint32_t i = find_offset(table, n, size, weight->offset); i < n; i++) {
         const struct operand *o = (const void *)((const char *)table + i * size);
@@ -63,8 +63,9 @@ const void *places_look_up(const void *table, uint32_t n, size_t size,
     return found;
 }
 
-const void *places_find(const void *table, uint32_t n, size_t size, const struct operand *weight) {
-    const void *found = places_look_up(table, n, size, weight);
+const void *weight_list_find(const void *table, uint32_t n, size_t size,
+                             const struct operand *weight) {
+    const void *found = weight_list_look_up(table, n, size, weight);
     CHECK(found);
     return found;
 }
