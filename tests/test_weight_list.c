@@ -13,7 +13,7 @@ static struct weight weight_at(uint64_t offset, uint32_t rows, int number) {
         .number = number};
 }
 
-TEST(weight_list_keep_the_first_of_a_weight) {
+TEST(weight_list_keeps_the_first_of_a_weight) {
     struct weight list[] = {weight_at(512, 4, 0), weight_at(0, 8, 1),   weight_at(512, 4, 2),
                             weight_at(512, 1, 3), weight_at(256, 2, 4), weight_at(0, 8, 5)};
     enum { N = sizeof list / sizeof *list };

@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-#include "text/jinja_run.h"
+#include "text/jinja_eval.h"
 
 /* What conversations take with the real templates of tests/data/templates, in units of work and in
  * processor time on a Xeon of 2.5 GHz:
@@ -59,53 +59,54 @@ void jinja_close(struct jinja *jinja) {
 }
 
 /* Binds the variables that the template names. */
-static bool bind_variables(struct run *run, const json_t *variables, bool is_own) {
-    run->is_own = is_own;
+static bool bind_variables(struct render *render, const json_t *variables, bool is_own) {
+    render->is_own = is_own;
     const char *name;
     size_t len;
     json_t *child;
     json_object_keylen_foreach((json_t *)variables, name, len, child) {
         uint32_t number;
         struct value value;
-        if (strmap_get(&run->jinja->names, (struct str){name, len}, &number) &&
-            (!jinja_from_json(run, child, &value) || !jinja_bind(run, number, value)))
+        if (strmap_get(&render->jinja->names, (struct str){name, len}, &number) &&
+            (!jinja_from_json(render, child, &value) || !jinja_bind(render, number, value)))
             return false;
     }
     return true;
 }
 
-static void set_now(struct run *run, const struct jinja_options *options) {
+static void set_now(struct render *render, const struct jinja_options *options) {
     time_t now = time(NULL);
     if (options && options->now)
-        run->now = *options->now;
+        render->now = *options->now;
     else
-        localtime_r(&now, &run->now);
+        localtime_r(&now, &render->now);
 }
 
 int jinja_render(const struct jinja *jinja, const json_t *variables,
                  const struct jinja_options *options, struct text_buffer *out, struct err *err) {
     struct err local = {0};
     struct jinja_options o = options ? *options : (struct jinja_options){0};
-    struct run run = {.jinja = jinja, .err = err ? err : &local, .out = out, .line = 1};
+    struct render render = {.jinja = jinja, .err = err ? err : &local, .out = out, .line = 1};
     size_t start = out->len;
-    run.is_tracked = o.origins != NULL;
-    run.own_key = str_of(o.own_key ? o.own_key : "");
-    run.arena.limit = o.max_memory ? o.max_memory : MAX_MEMORY;
+    render.is_tracked = o.origins != NULL;
+    render.own_key = str_of(o.own_key ? o.own_key : "");
+    render.arena.limit = o.max_memory ? o.max_memory : MAX_MEMORY;
     uint64_t units = o.max_units ? o.max_units : MAX_UNITS;
-    jinja_budget(&run, units, o.max_cpu_ms ? o.max_cpu_ms : MAX_CPU_MS, o.cancel);
-    run.max_output = start + (o.max_output ? o.max_output : MAX_OUTPUT);
-    set_now(&run, options);
-    bool ok = (run.scope = jinja_scope(&run, NULL)) && bind_variables(&run, variables, false) &&
-              (!o.own || bind_variables(&run, o.own, true)) &&
-              jinja_exec(&run, jinja->root) == FLOW_ON;
-    if (ok && run.is_tracked)
-        ok = jinja_origins_give(&run, start, o.origins);
+    jinja_budget(&render, units, o.max_cpu_ms ? o.max_cpu_ms : MAX_CPU_MS, o.cancel);
+    render.max_output = start + (o.max_output ? o.max_output : MAX_OUTPUT);
+    set_now(&render, options);
+    bool ok = (render.scope = jinja_scope(&render, NULL)) &&
+              bind_variables(&render, variables, false) &&
+              (!o.own || bind_variables(&render, o.own, true)) &&
+              jinja_exec(&render, jinja->root) == FLOW_ON;
+    if (ok && render.is_tracked)
+        ok = jinja_origins_give(&render, start, o.origins);
     if (o.used_units)
-        *o.used_units = units - jinja_units_left(&run);
-    free(run.origins);
-    arena_free(&run.arena);
+        *o.used_units = units - jinja_units_left(&render);
+    free(render.origins);
+    arena_free(&render.arena);
     if (ok)
         return SLUICE_OK;
     out->len = start;
-    return run.err->code;
+    return render.err->code;
 }

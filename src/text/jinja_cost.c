@@ -9,7 +9,7 @@
  *     begins, unless its row says PAYS_ITSELF, and by the primitives that others are built from:
  *     jinja_equal, jinja_less, jinja_find, jinja_strip, jinja_next_char, jinja_iterate. */
 #include "base/size.h"
-#include "text/jinja_run.h"
+#include "text/jinja_eval.h"
 
 /* A value's own size: bytes of a text, items of a list, pairs of a dict. */
 static uint64_t size_of(struct value v) {
@@ -26,41 +26,42 @@ static uint64_t size_of(struct value v) {
     }
 }
 
-bool jinja_charge_sizes(struct run *run, const struct value *values, size_t count) {
+bool jinja_charge_sizes(struct render *render, const struct value *values, size_t count) {
     uint64_t size = 0;
     for (size_t i = 0; i < count; i++)
         size += size_of(values[i]);
-    return jinja_charge(run, 2 * count + JINJA_CHAR * size);
+    return jinja_charge(render, 2 * count + JINJA_CHAR * size);
 }
 
-bool jinja_charge_call(struct run *run, const struct builtin *b, struct value self,
+bool jinja_charge_call(struct render *render, const struct builtin *b, struct value self,
                        const struct args *args) {
-    if (!jinja_work(run, 8 * args->n_named))
+    if (!jinja_work(render, 8 * args->n_named))
         return false;
     if (b->pays == PAYS_ITSELF)
         return true;
     for (size_t i = 0; i < args->n_named; i++)
-        if (!jinja_charge_sizes(run, &args->named[i].value, 1))
+        if (!jinja_charge_sizes(render, &args->named[i].value, 1))
             return false;
-    return jinja_charge_sizes(run, &self, 1) && jinja_charge_sizes(run, args->at, args->count);
+    return jinja_charge_sizes(render, &self, 1) &&
+           jinja_charge_sizes(render, args->at, args->count);
 }
 
 /* Beyond the limit is the input's fault, and would be again; a machine without memory may have some
  * later. */
-static void refuse_memory(struct run *run, uint64_t count, uint64_t size) {
-    const struct arena *a = &run->arena;
+static void refuse_memory(struct render *render, uint64_t count, uint64_t size) {
+    const struct arena *a = &render->arena;
     if (size_times(count, size) > a->limit - min_u64(a->used, a->limit))
-        jinja_fail(run, "rendering takes too much memory");
+        jinja_fail(render, "rendering takes too much memory");
     else
-        jinja_no_memory(run);
+        jinja_no_memory(render);
 }
 
-void *jinja_alloc(struct run *run, uint64_t count, uint64_t size) {
-    void *p = arena_array(&run->arena, count, size);
+void *jinja_alloc(struct render *render, uint64_t count, uint64_t size) {
+    void *p = arena_array(&render->arena, count, size);
     if (!p)
-        return refuse_memory(run, count, size), NULL;
+        return refuse_memory(render, count, size), NULL;
     /* The product fits: there was memory for it. */
-    return jinja_charge(run, 8 + count * size / 2) ? p : NULL;
+    return jinja_charge(render, 8 + count * size / 2) ? p : NULL;
 }
 
 static uint64_t processor_ms(void) {
@@ -69,34 +70,36 @@ static uint64_t processor_ms(void) {
     return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
-void jinja_budget(struct run *run, uint64_t units, uint64_t cpu_ms, const atomic_bool *cancel) {
-    run->units_left = units;
-    run->until_check = 0; /* the first charge looks at the flag */
-    run->max_cpu_ms = cpu_ms;
-    run->start_ms = processor_ms();
-    run->cancel = cancel;
+void jinja_budget(struct render *render, uint64_t units, uint64_t cpu_ms,
+                  const atomic_bool *cancel) {
+    render->units_left = units;
+    render->until_check = 0; /* the first charge looks at the flag */
+    render->max_cpu_ms = cpu_ms;
+    render->start_ms = processor_ms();
+    render->cancel = cancel;
 }
 
-uint64_t jinja_units_left(const struct run *run) {
-    return run->units_left + run->until_check;
+uint64_t jinja_units_left(const struct render *render) {
+    return render->units_left + render->until_check;
 }
 
-bool jinja_check(struct run *run, uint64_t units) {
+bool jinja_check(struct render *render, uint64_t units) {
     /* A quarter of a millisecond: cancelling feels immediate, and the clock costs 0.1 %. */
     enum { SLICE = 1 << 18 };
-    uint64_t left = jinja_units_left(run);
-    run->units_left = left;
-    run->until_check = 0;
-    if (run->cancel && atomic_load_explicit(run->cancel, memory_order_relaxed))
-        return jinja_error(run->err, SLUICE_ERR_CANCELLED, run->line, "rendering was cancelled"),
+    uint64_t left = jinja_units_left(render);
+    render->units_left = left;
+    render->until_check = 0;
+    if (render->cancel && atomic_load_explicit(render->cancel, memory_order_relaxed))
+        return jinja_error(render->err, SLUICE_ERR_CANCELLED, render->line,
+                           "rendering was cancelled"),
                false;
     if (units > left)
-        return jinja_fail(run, "rendering takes too many steps");
-    if (processor_ms() - run->start_ms > run->max_cpu_ms)
-        return jinja_fail(run, "rendering takes more than %llu ms of processor time",
-                          (unsigned long long)run->max_cpu_ms);
+        return jinja_fail(render, "rendering takes too many steps");
+    if (processor_ms() - render->start_ms > render->max_cpu_ms)
+        return jinja_fail(render, "rendering takes more than %llu ms of processor time",
+                          (unsigned long long)render->max_cpu_ms);
     left -= units;
-    run->until_check = left < SLICE ? left : SLICE;
-    run->units_left = left - run->until_check;
+    render->until_check = left < SLICE ? left : SLICE;
+    render->units_left = left - render->until_check;
     return true;
 }

@@ -5,15 +5,15 @@
 #include <stdlib.h>
 
 #include "base/locale.h"
-#include "text/jinja_run.h"
+#include "text/jinja_eval.h"
 
 static bool is_given(struct value v) {
     return v.type != VALUE_MISSING && v.type != VALUE_NONE;
 }
 
-static bool string_self(struct run *run, const struct call *call, struct str *out) {
+static bool string_self(struct render *render, const struct call *call, struct str *out) {
     struct value text;
-    if (!jinja_to_string(run, call->self, &text))
+    if (!jinja_to_string(render, call->self, &text))
         return false;
     *out = text.string->text;
     return true;
@@ -21,200 +21,202 @@ static bool string_self(struct run *run, const struct call *call, struct str *ou
 
 /* ---- text ---- */
 
-static bool filter_upper(struct run *run, const struct call *call, struct value *out) {
+static bool filter_upper(struct render *render, const struct call *call, struct value *out) {
     struct str s;
-    return string_self(run, call, &s) && jinja_change_case(run, s, CASE_UPPER, out);
+    return string_self(render, call, &s) && jinja_change_case(render, s, CASE_UPPER, out);
 }
 
-static bool filter_lower(struct run *run, const struct call *call, struct value *out) {
+static bool filter_lower(struct render *render, const struct call *call, struct value *out) {
     struct str s;
-    return string_self(run, call, &s) && jinja_change_case(run, s, CASE_LOWER, out);
+    return string_self(render, call, &s) && jinja_change_case(render, s, CASE_LOWER, out);
 }
 
-static bool filter_title(struct run *run, const struct call *call, struct value *out) {
+static bool filter_title(struct render *render, const struct call *call, struct value *out) {
     struct str s;
-    return string_self(run, call, &s) && jinja_change_case(run, s, CASE_WORDS, out);
+    return string_self(render, call, &s) && jinja_change_case(render, s, CASE_WORDS, out);
 }
 
-static bool filter_capitalize(struct run *run, const struct call *call, struct value *out) {
+static bool filter_capitalize(struct render *render, const struct call *call, struct value *out) {
     struct str s;
-    return string_self(run, call, &s) && jinja_change_case(run, s, CASE_CAPITALIZE, out);
+    return string_self(render, call, &s) && jinja_change_case(render, s, CASE_CAPITALIZE, out);
 }
 
-static bool filter_trim(struct run *run, const struct call *call, struct value *out) {
+static bool filter_trim(struct render *render, const struct call *call, struct value *out) {
     struct str s, chars = {0};
-    if (!string_self(run, call, &s))
+    if (!string_self(render, call, &s))
         return false;
     if (is_given(call->args[0])) {
         if (call->args[0].type != VALUE_STRING)
-            return jinja_fail(run, "strip arg must be None or str");
+            return jinja_fail(render, "strip arg must be None or str");
         chars = call->args[0].string->text;
     }
-    return jinja_strip(run, s, chars, true, true, &s) && jinja_string(run, s, out);
+    return jinja_strip(render, s, chars, true, true, &s) && jinja_string(render, s, out);
 }
 
-static bool filter_string(struct run *run, const struct call *call, struct value *out) {
-    return jinja_to_string(run, call->self, out);
+static bool filter_string(struct render *render, const struct call *call, struct value *out) {
+    return jinja_to_string(render, call->self, out);
 }
 
 /* A new string that is marked as safe. */
-static bool mark(struct run *run, struct str text, struct value *out) {
-    if (!jinja_string(run, text, out))
+static bool mark(struct render *render, struct str text, struct value *out) {
+    if (!jinja_string(render, text, out))
         return false;
     ((struct string *)out->string)->is_markup = true; /* just made, nobody else's yet */
     return true;
 }
 
-static bool filter_safe(struct run *run, const struct call *call, struct value *out) {
+static bool filter_safe(struct render *render, const struct call *call, struct value *out) {
     struct str s;
-    return string_self(run, call, &s) && mark(run, s, out);
+    return string_self(render, call, &s) && mark(render, s, out);
 }
 
-static bool filter_escape(struct run *run, const struct call *call, struct value *out) {
+static bool filter_escape(struct render *render, const struct call *call, struct value *out) {
     struct value text;
-    size_t at = run->out->len;
-    if (!jinja_to_string(run, call->self, &text))
+    size_t at = render->out->len;
+    if (!jinja_to_string(render, call->self, &text))
         return false;
     if (text.string->is_markup)
         return *out = text, true;
-    return jinja_put_escaped(run, text.string->text) && jinja_take(run, at, &text) &&
-           mark(run, text.string->text, out);
+    return jinja_put_escaped(render, text.string->text) && jinja_take(render, at, &text) &&
+           mark(render, text.string->text, out);
 }
 
-static bool filter_replace(struct run *run, const struct call *call, struct value *out) {
+static bool filter_replace(struct render *render, const struct call *call, struct value *out) {
     struct str s;
     struct value old, new;
     int64_t count = -1;
-    if (!string_self(run, call, &s) || !jinja_to_string(run, call->args[0], &old) ||
-        !jinja_to_string(run, call->args[1], &new) ||
-        (is_given(call->args[2]) && !jinja_int_arg(run, call->args[2], -1, &count)))
+    if (!string_self(render, call, &s) || !jinja_to_string(render, call->args[0], &old) ||
+        !jinja_to_string(render, call->args[1], &new) ||
+        (is_given(call->args[2]) && !jinja_int_arg(render, call->args[2], -1, &count)))
         return false;
-    return jinja_replace(run, s, old.string->text, new.string->text, count, out);
+    return jinja_replace(render, s, old.string->text, new.string->text, count, out);
 }
 
-static bool filter_format(struct run *run, const struct call *call, struct value *out) {
+static bool filter_format(struct render *render, const struct call *call, struct value *out) {
     struct str s;
     struct value args;
     if (call->all->count > 0 && call->all->n_named > 0)
-        return jinja_fail(run, "can't handle positional and keyword arguments at the same time");
-    if (!string_self(run, call, &s))
+        return jinja_fail(render, "can't handle positional and keyword arguments at the same time");
+    if (!string_self(render, call, &s))
         return false;
     if (call->all->n_named > 0) {
-        if (!jinja_dict(run, VALUE_DICT, &args))
+        if (!jinja_dict(render, VALUE_DICT, &args))
             return false;
         for (size_t i = 0; i < call->all->n_named; i++) {
             struct value key;
-            if (!jinja_string(run, call->all->named[i].name, &key) ||
-                !jinja_dict_set(run, args.dict, key, call->all->named[i].value))
+            if (!jinja_string(render, call->all->named[i].name, &key) ||
+                !jinja_dict_set(render, args.dict, key, call->all->named[i].value))
                 return false;
         }
     } else {
-        if (!jinja_seq(run, SEQ_TUPLE, call->all->count, &args))
+        if (!jinja_seq(render, SEQ_TUPLE, call->all->count, &args))
             return false;
         for (size_t i = 0; i < call->all->count; i++)
             args.seq->items[i] = call->all->at[i];
     }
-    return jinja_format(run, s, args, out);
+    return jinja_format(render, s, args, out);
 }
 
 /* Puts an indentation: a text, or this many spaces. */
-static bool put_indent(struct run *run, struct value width) {
+static bool put_indent(struct render *render, struct value width) {
     int64_t spaces = 4;
     if (width.type == VALUE_STRING)
-        return jinja_put(run, width.string->text);
-    if (!jinja_int_arg(run, width, 4, &spaces))
+        return jinja_put(render, width.string->text);
+    if (!jinja_int_arg(render, width, 4, &spaces))
         return false;
-    return jinja_put_times(run, STR(" "), spaces > 0 ? (uint64_t)spaces : 0);
+    return jinja_put_times(render, STR(" "), spaces > 0 ? (uint64_t)spaces : 0);
 }
 
-static bool filter_indent(struct run *run, const struct call *call, struct value *out) {
+static bool filter_indent(struct render *render, const struct call *call, struct value *out) {
     bool first = jinja_truth(call->args[1]), blank = jinja_truth(call->args[2]);
     struct value text, lines;
-    size_t at = run->out->len;
-    if (!jinja_defined(run, call->self))
+    size_t at = render->out->len;
+    if (!jinja_defined(render, call->self))
         return false;
     if (call->self.type != VALUE_STRING)
-        return jinja_fail(run, "indent: '%s' is not a text", jinja_type_name(call->self));
-    if (!jinja_put(run, call->self.string->text) || !jinja_put(run, STR("\n")) ||
-        !jinja_take(run, at, &text) || !jinja_split_lines(run, text.string->text, false, &lines))
+        return jinja_fail(render, "indent: '%s' is not a text", jinja_type_name(call->self));
+    if (!jinja_put(render, call->self.string->text) || !jinja_put(render, STR("\n")) ||
+        !jinja_take(render, at, &text) ||
+        !jinja_split_lines(render, text.string->text, false, &lines))
         return false;
-    if (first && !put_indent(run, call->args[0]))
+    if (first && !put_indent(render, call->args[0]))
         return false;
     for (size_t i = 0; i < lines.seq->count; i++) {
         struct str line = lines.seq->items[i].string->text;
         bool is_indented = i > 0 && (blank || line.len > 0);
-        if ((i > 0 && !jinja_put(run, STR("\n"))) ||
-            (is_indented && !put_indent(run, call->args[0])) || !jinja_put(run, line))
+        if ((i > 0 && !jinja_put(render, STR("\n"))) ||
+            (is_indented && !put_indent(render, call->args[0])) || !jinja_put(render, line))
             return false;
     }
-    return jinja_take(run, at, out);
+    return jinja_take(render, at, out);
 }
 
 /* ---- JSON ---- */
 
 /* The two texts of `separators`. */
-static bool read_separators(struct run *run, struct value v, struct json_style *style) {
+static bool read_separators(struct render *render, struct value v, struct json_style *style) {
     struct value *items;
     size_t count;
-    if (!jinja_iterate(run, v, &items, &count))
+    if (!jinja_iterate(render, v, &items, &count))
         return false;
     if (count != 2 || items[0].type != VALUE_STRING || items[1].type != VALUE_STRING)
-        return jinja_fail(run, "tojson: separators must be two texts");
+        return jinja_fail(render, "tojson: separators must be two texts");
     style->between = items[0].string->text;
     style->colon = items[1].string->text;
     return true;
 }
 
-static bool filter_tojson(struct run *run, const struct call *call, struct value *out) {
+static bool filter_tojson(struct render *render, const struct call *call, struct value *out) {
     struct value indent = call->args[1], separators = call->args[2], spaces;
     struct json_style style = {.is_ascii = jinja_truth(call->args[0]),
                                .is_sorted = jinja_truth(call->args[3]),
                                .has_indent = is_given(indent),
                                .between = is_given(indent) ? STR(",") : STR(", "),
                                .colon = STR(": ")};
-    size_t at = run->out->len;
+    size_t at = render->out->len;
     bool has_items = call->self.type == VALUE_SEQ || call->self.type == VALUE_DICT;
     if (style.has_indent && has_items) { /* as Python: not looked at for the rest */
-        if (!put_indent(run, indent) || !jinja_take(run, at, &spaces))
+        if (!put_indent(render, indent) || !jinja_take(render, at, &spaces))
             return false;
         style.indent = spaces.string->text;
     }
-    if (is_given(separators) && !read_separators(run, separators, &style))
+    if (is_given(separators) && !read_separators(render, separators, &style))
         return false;
-    return jinja_put_json(run, call->self, &style) && jinja_take(run, at, out);
+    return jinja_put_json(render, call->self, &style) && jinja_take(render, at, out);
 }
 
 /* ---- numbers ---- */
 
-static bool filter_int(struct run *run, const struct call *call, struct value *out) {
+static bool filter_int(struct render *render, const struct call *call, struct value *out) {
     struct value v = call->self;
     int64_t integer = 0, base;
     double real;
     bool is_too_big = false, is_text = v.type == VALUE_STRING;
     *out = call->args[0].type == VALUE_MISSING ? value_int(0) : call->args[0];
-    if (!jinja_defined(run, v) || !jinja_int_arg(run, call->args[1], 10, &base) ||
-        !jinja_charge_sizes(run, &v, 1)) /* what is not an int is read again: it may be a float */
+    if (!jinja_defined(render, v) || !jinja_int_arg(render, call->args[1], 10, &base) ||
+        !jinja_charge_sizes(render, &v,
+                            1)) /* what is not an int is read again: it may be a float */
         return false;
     if (jinja_is_int(v, &integer) ||
         (is_text && jinja_parse_int(v.string->text, base, &integer, &is_too_big)))
         return *out = value_int(integer), true;
     if (is_too_big)
-        return jinja_fail(run, "a number does not fit in 64 bits");
+        return jinja_fail(render, "a number does not fit in 64 bits");
     if (is_text ? !jinja_parse_float(v.string->text, &real) : v.type != VALUE_FLOAT)
         return true;
     real = is_text ? real : v.real;
     if (isnan(real) || (isinf(real) && is_text))
         return true;
     if (!(fabs(real) < 9223372036854775808.0))
-        return jinja_fail(run, "a number does not fit in 64 bits");
+        return jinja_fail(render, "a number does not fit in 64 bits");
     *out = value_int((int64_t)real);
     return true;
 }
 
-static bool filter_float(struct run *run, const struct call *call, struct value *out) {
+static bool filter_float(struct render *render, const struct call *call, struct value *out) {
     double real;
     *out = call->args[0].type == VALUE_MISSING ? value_float(0) : call->args[0];
-    if (!jinja_defined(run, call->self))
+    if (!jinja_defined(render, call->self))
         return false;
     if (jinja_is_number(call->self))
         *out = value_float(jinja_number(call->self));
@@ -223,16 +225,16 @@ static bool filter_float(struct run *run, const struct call *call, struct value 
     return true;
 }
 
-static bool filter_abs(struct run *run, const struct call *call, struct value *out) {
+static bool filter_abs(struct render *render, const struct call *call, struct value *out) {
     int64_t integer;
-    if (!jinja_defined(run, call->self))
+    if (!jinja_defined(render, call->self))
         return false;
     if (!jinja_is_number(call->self))
-        return jinja_fail(run, "bad operand type for abs(): '%s'", jinja_type_name(call->self));
+        return jinja_fail(render, "bad operand type for abs(): '%s'", jinja_type_name(call->self));
     if (!jinja_is_int(call->self, &integer))
         *out = value_float(fabs(call->self.real));
     else if (integer < 0 && __builtin_sub_overflow(0, integer, &integer))
-        return jinja_fail(run, "a number does not fit in 64 bits");
+        return jinja_fail(render, "a number does not fit in 64 bits");
     else
         *out = value_int(integer);
     return true;
@@ -247,18 +249,18 @@ static double round_float(double real, int64_t digits) {
     return locale_number(text);
 }
 
-static bool filter_round(struct run *run, const struct call *call, struct value *out) {
+static bool filter_round(struct render *render, const struct call *call, struct value *out) {
     int64_t digits, integer;
     struct value v = call->self, method = call->args[1];
     bool is_common = method.type == VALUE_MISSING ||
                      (method.type == VALUE_STRING && str_is(method.string->text, "common"));
-    if (!jinja_defined(run, v) || !jinja_int_arg(run, call->args[0], 0, &digits))
+    if (!jinja_defined(render, v) || !jinja_int_arg(render, call->args[0], 0, &digits))
         return false;
     if (!jinja_is_number(v))
-        return jinja_fail(run, "round: '%s' is not a number", jinja_type_name(v));
+        return jinja_fail(render, "round: '%s' is not a number", jinja_type_name(v));
     if (digits < 0 || digits > 300)
-        return jinja_fail(run, "round: %lld digits are not supported", (long long)digits);
-    if (!jinja_charge(run, 4096)) /* for hundreds of digits */
+        return jinja_fail(render, "round: %lld digits are not supported", (long long)digits);
+    if (!jinja_charge(render, 4096)) /* for hundreds of digits */
         return false;
     if (is_common) {
         *out = jinja_is_int(v, &integer) ? value_int(integer)
@@ -267,7 +269,7 @@ static bool filter_round(struct run *run, const struct call *call, struct value 
     }
     bool is_ceil = method.type == VALUE_STRING && str_is(method.string->text, "ceil");
     if (!is_ceil && !(method.type == VALUE_STRING && str_is(method.string->text, "floor")))
-        return jinja_fail(run, "method must be common, ceil or floor");
+        return jinja_fail(render, "method must be common, ceil or floor");
     double scale = pow(10, (double)digits), scaled = jinja_number(v) * scale;
     *out = value_float((is_ceil ? ceil(scaled) : floor(scaled)) / scale);
     return true;
@@ -275,19 +277,19 @@ static bool filter_round(struct run *run, const struct call *call, struct value 
 
 /* ---- defaults and conversions ---- */
 
-static bool filter_default(struct run *run, const struct call *call, struct value *out) {
+static bool filter_default(struct render *render, const struct call *call, struct value *out) {
     bool is_replaced = call->self.type == VALUE_UNDEFINED ||
                        (jinja_truth(call->args[1]) && !jinja_truth(call->self));
     *out = call->self;
     if (!is_replaced)
         return true;
     *out = call->args[0];
-    return out->type != VALUE_MISSING || jinja_string(run, STR(""), out);
+    return out->type != VALUE_MISSING || jinja_string(render, STR(""), out);
 }
 
-static bool filter_length(struct run *run, const struct call *call, struct value *out) {
+static bool filter_length(struct render *render, const struct call *call, struct value *out) {
     int64_t length;
-    if (!jinja_length(run, call->self, &length))
+    if (!jinja_length(render, call->self, &length))
         return false;
     *out = value_int(length);
     return true;

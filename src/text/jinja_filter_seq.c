@@ -2,70 +2,71 @@
  *
  * What Jinja2 returns as a generator is one here too, though its items are made at once: it can be
  * iterated once, has no length and is always true. */
-#include "text/jinja_run.h"
+#include "text/jinja_eval.h"
 
 static bool is_given(struct value v) {
     return v.type != VALUE_MISSING && v.type != VALUE_NONE;
 }
 
-static bool filter_list(struct run *run, const struct call *call, struct value *out) {
+static bool filter_list(struct render *render, const struct call *call, struct value *out) {
     struct value *items;
     size_t count;
-    if (!jinja_iterate(run, call->self, &items, &count) || !jinja_seq(run, SEQ_LIST, count, out))
+    if (!jinja_iterate(render, call->self, &items, &count) ||
+        !jinja_seq(render, SEQ_LIST, count, out))
         return false;
     if (count)
         memcpy(out->seq->items, items, count * sizeof *items);
     return true;
 }
 
-static bool filter_items(struct run *run, const struct call *call, struct value *out) {
+static bool filter_items(struct render *render, const struct call *call, struct value *out) {
     if (call->self.type == VALUE_UNDEFINED)
-        return jinja_seq(run, SEQ_GENERATOR, 0, out);
+        return jinja_seq(render, SEQ_GENERATOR, 0, out);
     if (call->self.type != VALUE_DICT)
-        return jinja_fail(run, "Can only get item pairs from a mapping.");
-    if (!jinja_dict_view(run, call->self.dict, SEQ_ITEMS, out))
+        return jinja_fail(render, "Can only get item pairs from a mapping.");
+    if (!jinja_dict_view(render, call->self.dict, SEQ_ITEMS, out))
         return false;
     out->seq->kind = SEQ_GENERATOR;
     return true;
 }
 
-static bool filter_first(struct run *run, const struct call *call, struct value *out) {
+static bool filter_first(struct render *render, const struct call *call, struct value *out) {
     struct value *items;
     size_t count;
     struct value v = call->self;
     bool is_generator = v.type == VALUE_SEQ && v.seq->kind == SEQ_GENERATOR;
     size_t next = is_generator ? v.seq->next : 0;
-    if (!jinja_iterate(run, v, &items, &count))
+    if (!jinja_iterate(render, v, &items, &count))
         return false;
     if (is_generator)
         v.seq->next = next + (count > 0); /* only one is taken */
     if (count == 0)
-        return jinja_undefined(run, out, "No first item, sequence was empty.");
+        return jinja_undefined(render, out, "No first item, sequence was empty.");
     *out = items[0];
     return true;
 }
 
-static bool filter_last(struct run *run, const struct call *call, struct value *out) {
+static bool filter_last(struct render *render, const struct call *call, struct value *out) {
     struct value *items;
     size_t count;
     if (call->self.type == VALUE_SEQ && call->self.seq->kind == SEQ_GENERATOR)
-        return jinja_fail(run, "'generator' object is not reversible");
-    if (!jinja_iterate(run, call->self, &items, &count))
+        return jinja_fail(render, "'generator' object is not reversible");
+    if (!jinja_iterate(render, call->self, &items, &count))
         return false;
     if (count == 0)
-        return jinja_undefined(run, out, "No last item, sequence was empty.");
+        return jinja_undefined(render, out, "No last item, sequence was empty.");
     *out = items[count - 1];
     return true;
 }
 
-static bool filter_reverse(struct run *run, const struct call *call, struct value *out) {
+static bool filter_reverse(struct render *render, const struct call *call, struct value *out) {
     struct value *items, v = call->self, back[3] = {{0}, {0}, value_int(-1)};
     size_t count;
     if (v.type == VALUE_STRING)
-        return jinja_slice(run, v, back, out);
+        return jinja_slice(render, v, back, out);
     bool is_generator = v.type == VALUE_SEQ && v.seq->kind == SEQ_GENERATOR;
-    if (!jinja_iterate(run, v, &items, &count) ||
-        !jinja_seq(run, is_generator ? SEQ_LIST : SEQ_GENERATOR, count, out))
+    if (!jinja_iterate(render, v, &items, &count) ||
+        !jinja_seq(render, is_generator ? SEQ_LIST : SEQ_GENERATOR, count, out))
         return false;
     for (size_t i = 0; i < count; i++)
         out->seq->items[i] = items[count - 1 - i];
@@ -83,13 +84,13 @@ static bool is_digits(struct str s) {
 
 /* item.a.b for the attribute "a.b"; digits are indices; none gives the item. `fallback`, when
  * given, takes the place of what is undefined on the way. */
-static bool get_or_default(struct run *run, struct value item, struct value path,
+static bool get_or_default(struct render *render, struct value item, struct value path,
                            struct value fallback, struct value *out) {
     *out = item;
     if (!is_given(path))
         return true;
     if (path.type != VALUE_STRING) {
-        if (!jinja_item(run, item, path, out))
+        if (!jinja_item(render, item, path, out))
             return false;
         if (out->type == VALUE_UNDEFINED && is_given(fallback))
             *out = fallback;
@@ -101,14 +102,14 @@ static bool get_or_default(struct run *run, struct value item, struct value path
         int64_t index;
         bool is_too_big;
         struct value key;
-        if (!jinja_charge(run, JINJA_CHAR * part.len))
+        if (!jinja_charge(render, JINJA_CHAR * part.len))
             return false;
         bool is_index = is_digits(part) && jinja_parse_int(part, 10, &index, &is_too_big);
         if (is_index)
             key = value_int(index);
-        else if (!jinja_string(run, part, &key))
+        else if (!jinja_string(render, part, &key))
             return false;
-        if (!jinja_item(run, *out, key, out))
+        if (!jinja_item(render, *out, key, out))
             return false;
         if (out->type == VALUE_UNDEFINED && is_given(fallback))
             *out = fallback;
@@ -118,62 +119,63 @@ static bool get_or_default(struct run *run, struct value item, struct value path
     }
 }
 
-static bool get_by_path(struct run *run, struct value item, struct value path, struct value *out) {
-    return get_or_default(run, item, path, (struct value){0}, out);
+static bool get_by_path(struct render *render, struct value item, struct value path,
+                        struct value *out) {
+    return get_or_default(render, item, path, (struct value){0}, out);
 }
 
-static bool ignore_case(struct run *run, struct value *v) {
-    return v->type != VALUE_STRING || jinja_change_case(run, v->string->text, CASE_LOWER, v);
+static bool ignore_case(struct render *render, struct value *v) {
+    return v->type != VALUE_STRING || jinja_change_case(render, v->string->text, CASE_LOWER, v);
 }
 
-static bool sort_key(struct run *run, struct value item, struct value path, bool is_cased,
+static bool sort_key(struct render *render, struct value item, struct value path, bool is_cased,
                      struct value *out) {
-    return get_by_path(run, item, path, out) && (is_cased || ignore_case(run, out));
+    return get_by_path(render, item, path, out) && (is_cased || ignore_case(render, out));
 }
 
-static bool filter_join(struct run *run, const struct call *call, struct value *out) {
+static bool filter_join(struct render *render, const struct call *call, struct value *out) {
     struct value *items, between = {0}, item;
-    size_t count, at = run->out->len;
-    if (call->args[0].type != VALUE_MISSING && !jinja_to_string(run, call->args[0], &between))
+    size_t count, at = render->out->len;
+    if (call->args[0].type != VALUE_MISSING && !jinja_to_string(render, call->args[0], &between))
         return false;
-    if (!jinja_iterate(run, call->self, &items, &count))
+    if (!jinja_iterate(render, call->self, &items, &count))
         return false;
     for (size_t i = 0; i < count; i++)
-        if ((i > 0 && between.type == VALUE_STRING && !jinja_put(run, between.string->text)) ||
-            !get_by_path(run, items[i], call->args[1], &item) || !jinja_put_str(run, item))
+        if ((i > 0 && between.type == VALUE_STRING && !jinja_put(render, between.string->text)) ||
+            !get_by_path(render, items[i], call->args[1], &item) || !jinja_put_str(render, item))
             return false;
-    return jinja_take(run, at, out);
+    return jinja_take(render, at, out);
 }
 
-static bool filter_sum(struct run *run, const struct call *call, struct value *out) {
+static bool filter_sum(struct render *render, const struct call *call, struct value *out) {
     struct value *items, item;
     size_t count;
     *out = call->args[1].type == VALUE_MISSING ? value_int(0) : call->args[1];
     if (out->type == VALUE_STRING)
-        return jinja_fail(run, "sum() can't sum strings");
-    if (!jinja_iterate(run, call->self, &items, &count))
+        return jinja_fail(render, "sum() can't sum strings");
+    if (!jinja_iterate(render, call->self, &items, &count))
         return false;
     for (size_t i = 0; i < count; i++)
-        if (!get_by_path(run, items[i], call->args[0], &item) ||
-            !jinja_binary(run, TK_ADD, *out, item, out))
+        if (!get_by_path(render, items[i], call->args[0], &item) ||
+            !jinja_binary(render, TK_ADD, *out, item, out))
             return false;
     return true;
 }
 
-static bool extreme(struct run *run, const struct call *call, int op, struct value *out) {
+static bool extreme(struct render *render, const struct call *call, int op, struct value *out) {
     struct value *items, key, best;
     size_t count;
     bool is_cased = jinja_truth(call->args[0]), better;
-    if (!jinja_iterate(run, call->self, &items, &count))
+    if (!jinja_iterate(render, call->self, &items, &count))
         return false;
     if (count == 0)
-        return jinja_undefined(run, out, "No aggregated item, sequence was empty.");
+        return jinja_undefined(render, out, "No aggregated item, sequence was empty.");
     *out = items[0];
-    if (!sort_key(run, items[0], call->args[1], is_cased, &best))
+    if (!sort_key(render, items[0], call->args[1], is_cased, &best))
         return false;
     for (size_t i = 1; i < count; i++) {
-        if (!sort_key(run, items[i], call->args[1], is_cased, &key) ||
-            !jinja_less(run, key, best, op, &better))
+        if (!sort_key(render, items[i], call->args[1], is_cased, &key) ||
+            !jinja_less(render, key, best, op, &better))
             return false;
         if (better) {
             best = key;
@@ -183,40 +185,40 @@ static bool extreme(struct run *run, const struct call *call, int op, struct val
     return true;
 }
 
-static bool filter_min(struct run *run, const struct call *call, struct value *out) {
-    return extreme(run, call, TK_LT, out);
+static bool filter_min(struct render *render, const struct call *call, struct value *out) {
+    return extreme(render, call, TK_LT, out);
 }
 
-static bool filter_max(struct run *run, const struct call *call, struct value *out) {
-    return extreme(run, call, TK_GT, out);
+static bool filter_max(struct render *render, const struct call *call, struct value *out) {
+    return extreme(render, call, TK_GT, out);
 }
 
 /* Merge sort: stable, and a comparison may fail. Equal pairs keep their order in reverse too. */
-static bool sort_pairs(struct run *run, struct pair *pairs, struct pair *spare, size_t count,
+static bool sort_pairs(struct render *render, struct pair *pairs, struct pair *spare, size_t count,
                        bool is_reverse) {
     if (count < 2)
         return true;
     size_t half = count / 2, a = 0, b = half;
-    if (!sort_pairs(run, pairs, spare, half, is_reverse) ||
-        !sort_pairs(run, pairs + half, spare, count - half, is_reverse))
+    if (!sort_pairs(render, pairs, spare, half, is_reverse) ||
+        !sort_pairs(render, pairs + half, spare, count - half, is_reverse))
         return false;
     for (size_t i = 0; i < count; i++) {
         bool takes_b = a == half;
         if (a < half && b < count &&
-            !jinja_less(run, pairs[b].key, pairs[a].key, is_reverse ? TK_GT : TK_LT, &takes_b))
+            !jinja_less(render, pairs[b].key, pairs[a].key, is_reverse ? TK_GT : TK_LT, &takes_b))
             return false;
         spare[i] = takes_b ? pairs[b++] : pairs[a++];
     }
     memcpy(pairs, spare, count * sizeof *pairs);
-    return jinja_work(run, count * 8);
+    return jinja_work(render, count * 8);
 }
 
 /* A list of the values of the pairs in the order of their keys. */
-static bool sorted_list(struct run *run, struct pair *pairs, size_t count, bool is_reverse,
+static bool sorted_list(struct render *render, struct pair *pairs, size_t count, bool is_reverse,
                         struct value *out) {
-    struct pair *spare = jinja_alloc(run, count, sizeof *spare);
-    if (!spare || !sort_pairs(run, pairs, spare, count, is_reverse) ||
-        !jinja_seq(run, SEQ_LIST, count, out))
+    struct pair *spare = jinja_alloc(render, count, sizeof *spare);
+    if (!spare || !sort_pairs(render, pairs, spare, count, is_reverse) ||
+        !jinja_seq(render, SEQ_LIST, count, out))
         return false;
     for (size_t i = 0; i < count; i++)
         out->seq->items[i] = pairs[i].value;
@@ -225,19 +227,19 @@ static bool sorted_list(struct run *run, struct pair *pairs, size_t count, bool 
 
 /* The keys of one or several attributes, "a,b.c", as a list: so equal keys are never compared for
  * order. */
-static bool list_key(struct run *run, struct value item, struct value paths, bool is_cased,
+static bool list_key(struct render *render, struct value item, struct value paths, bool is_cased,
                      struct value *out) {
     size_t capacity = 0;
     struct value key, path = paths;
     struct str rest = paths.type == VALUE_STRING ? paths.string->text : STR("");
-    if (!jinja_seq(run, SEQ_LIST, 0, out))
+    if (!jinja_seq(render, SEQ_LIST, 0, out))
         return false;
     for (;;) {
         const char *comma = memchr(rest.at, ',', rest.len);
         struct str part = {rest.at, comma ? (size_t)(comma - rest.at) : rest.len};
-        if ((paths.type == VALUE_STRING && !jinja_string(run, part, &path)) ||
-            !sort_key(run, item, path, is_cased, &key) ||
-            !jinja_push(run, out->seq, &capacity, key))
+        if ((paths.type == VALUE_STRING && !jinja_string(render, part, &path)) ||
+            !sort_key(render, item, path, is_cased, &key) ||
+            !jinja_push(render, out->seq, &capacity, key))
             return false;
         if (!comma)
             return true;
@@ -245,59 +247,59 @@ static bool list_key(struct run *run, struct value item, struct value paths, boo
     }
 }
 
-static bool filter_sort(struct run *run, const struct call *call, struct value *out) {
+static bool filter_sort(struct render *render, const struct call *call, struct value *out) {
     struct value *items;
     size_t count;
-    if (!jinja_iterate(run, call->self, &items, &count))
+    if (!jinja_iterate(render, call->self, &items, &count))
         return false;
-    struct pair *pairs = jinja_alloc(run, count, sizeof *pairs);
+    struct pair *pairs = jinja_alloc(render, count, sizeof *pairs);
     if (!pairs)
         return false;
     for (size_t i = 0; i < count; i++) {
         pairs[i].value = items[i];
-        if (!list_key(run, items[i], call->args[2], jinja_truth(call->args[1]), &pairs[i].key))
+        if (!list_key(render, items[i], call->args[2], jinja_truth(call->args[1]), &pairs[i].key))
             return false;
     }
-    return sorted_list(run, pairs, count, jinja_truth(call->args[0]), out);
+    return sorted_list(render, pairs, count, jinja_truth(call->args[0]), out);
 }
 
-static bool filter_dictsort(struct run *run, const struct call *call, struct value *out) {
+static bool filter_dictsort(struct render *render, const struct call *call, struct value *out) {
     struct value by = call->args[1], view;
-    if (!jinja_defined(run, call->self))
+    if (!jinja_defined(render, call->self))
         return false;
     if (call->self.type != VALUE_DICT)
-        return jinja_fail(run, "'%s' object has no items", jinja_type_name(call->self));
+        return jinja_fail(render, "'%s' object has no items", jinja_type_name(call->self));
     bool by_value = by.type == VALUE_STRING && str_is(by.string->text, "value");
     if (by.type != VALUE_MISSING && !by_value &&
         !(by.type == VALUE_STRING && str_is(by.string->text, "key")))
-        return jinja_fail(run, "You can only sort by either \"key\" or \"value\"");
-    if (!jinja_dict_view(run, call->self.dict, SEQ_ITEMS, &view))
+        return jinja_fail(render, "You can only sort by either \"key\" or \"value\"");
+    if (!jinja_dict_view(render, call->self.dict, SEQ_ITEMS, &view))
         return false;
-    struct pair *pairs = jinja_alloc(run, view.seq->count, sizeof *pairs);
+    struct pair *pairs = jinja_alloc(render, view.seq->count, sizeof *pairs);
     if (!pairs)
         return false;
     for (size_t i = 0; i < view.seq->count; i++) {
         pairs[i].value = view.seq->items[i];
         pairs[i].key = view.seq->items[i].seq->items[by_value];
-        if (!jinja_truth(call->args[0]) && !ignore_case(run, &pairs[i].key))
+        if (!jinja_truth(call->args[0]) && !ignore_case(render, &pairs[i].key))
             return false;
     }
-    return sorted_list(run, pairs, view.seq->count, jinja_truth(call->args[2]), out);
+    return sorted_list(render, pairs, view.seq->count, jinja_truth(call->args[2]), out);
 }
 
-static bool filter_unique(struct run *run, const struct call *call, struct value *out) {
+static bool filter_unique(struct render *render, const struct call *call, struct value *out) {
     struct value *items, key, seen;
     size_t count, capacity = 0, n_seen = 0;
-    if (!jinja_iterate(run, call->self, &items, &count) || !jinja_seq(run, SEQ_GENERATOR, 0, out) ||
-        !jinja_seq(run, SEQ_LIST, 0, &seen))
+    if (!jinja_iterate(render, call->self, &items, &count) ||
+        !jinja_seq(render, SEQ_GENERATOR, 0, out) || !jinja_seq(render, SEQ_LIST, 0, &seen))
         return false;
     for (size_t i = 0; i < count; i++) {
         bool is_known;
-        if (!sort_key(run, items[i], call->args[1], jinja_truth(call->args[0]), &key) ||
-            !jinja_hashable(run, key) || !jinja_contains(run, key, seen, &is_known))
+        if (!sort_key(render, items[i], call->args[1], jinja_truth(call->args[0]), &key) ||
+            !jinja_hashable(render, key) || !jinja_contains(render, key, seen, &is_known))
             return false;
-        if (!is_known && (!jinja_push(run, seen.seq, &n_seen, key) ||
-                          !jinja_push(run, out->seq, &capacity, items[i])))
+        if (!is_known && (!jinja_push(render, seen.seq, &n_seen, key) ||
+                          !jinja_push(render, out->seq, &capacity, items[i])))
             return false;
     }
     return true;
@@ -313,17 +315,17 @@ static struct args args_after(const struct args *args, size_t n) {
     return rest;
 }
 
-static bool find_by_value(struct run *run, struct value name, const char *what,
+static bool find_by_value(struct render *render, struct value name, const char *what,
                           const struct builtin *(*find)(struct str), const struct builtin **out) {
     *out = name.type == VALUE_STRING ? find(name.string->text) : NULL;
     if (*out)
         return true;
-    return jinja_fail(run, "no %s named '%.*s'", what,
+    return jinja_fail(render, "no %s named '%.*s'", what,
                       STR_ARG(name.type == VALUE_STRING ? name.string->text : STR("?")));
 }
 
 /* map(attribute="a.b", default=x) */
-static bool map_attribute(struct run *run, const struct args *args, struct value item,
+static bool map_attribute(struct render *render, const struct args *args, struct value item,
                           struct value *out) {
     struct value path = {0}, fallback = {0};
     for (size_t i = 0; i < args->n_named; i++) {
@@ -332,109 +334,109 @@ static bool map_attribute(struct run *run, const struct args *args, struct value
         else if (str_is(args->named[i].name, "default"))
             fallback = args->named[i].value;
         else
-            return jinja_fail(run, "Unexpected keyword argument '%.*s'",
+            return jinja_fail(render, "Unexpected keyword argument '%.*s'",
                               STR_ARG(args->named[i].name));
     }
-    return get_or_default(run, item, path, fallback, out);
+    return get_or_default(render, item, path, fallback, out);
 }
 
-static bool map_item(struct run *run, const struct args *args, struct value item,
+static bool map_item(struct render *render, const struct args *args, struct value item,
                      struct value *out) {
     bool has_attribute = false;
     for (size_t i = 0; i < args->n_named; i++)
         has_attribute |= str_is(args->named[i].name, "attribute");
     if (args->count == 0 && has_attribute)
-        return map_attribute(run, args, item, out);
+        return map_attribute(render, args, item, out);
     if (args->count == 0)
-        return jinja_fail(run, "map requires a filter argument");
+        return jinja_fail(render, "map requires a filter argument");
     const struct builtin *filter;
     struct args rest = args_after(args, 1);
-    return find_by_value(run, args->at[0], "filter", jinja_filter_find, &filter) &&
-           jinja_call_builtin(run, filter, item, &rest, out);
+    return find_by_value(render, args->at[0], "filter", jinja_filter_find, &filter) &&
+           jinja_call_builtin(render, filter, item, &rest, out);
 }
 
-static bool filter_map(struct run *run, const struct call *call, struct value *out) {
+static bool filter_map(struct render *render, const struct call *call, struct value *out) {
     struct value *items, item;
     size_t count, capacity = 0;
-    if (!jinja_seq(run, SEQ_GENERATOR, 0, out))
+    if (!jinja_seq(render, SEQ_GENERATOR, 0, out))
         return false;
     if (!jinja_truth(call->self))
         return true;
-    if (!jinja_iterate(run, call->self, &items, &count))
+    if (!jinja_iterate(render, call->self, &items, &count))
         return false;
     for (size_t i = 0; i < count; i++)
-        if (!map_item(run, call->all, items[i], &item) ||
-            !jinja_push(run, out->seq, &capacity, item))
+        if (!map_item(render, call->all, items[i], &item) ||
+            !jinja_push(render, out->seq, &capacity, item))
             return false;
     return true;
 }
 
 /* Whether an item passes: the test named by the first argument, or its truth. */
-static bool passes(struct run *run, struct value item, const struct args *args, bool *out) {
+static bool passes(struct render *render, struct value item, const struct args *args, bool *out) {
     struct value result = item;
     if (args->count > 0) {
         const struct builtin *test;
         struct args rest = args_after(args, 1);
-        if (!find_by_value(run, args->at[0], "test", jinja_test_find, &test) ||
-            !jinja_call_builtin(run, test, item, &rest, &result))
+        if (!find_by_value(render, args->at[0], "test", jinja_test_find, &test) ||
+            !jinja_call_builtin(render, test, item, &rest, &result))
             return false;
     }
     *out = jinja_truth(result);
     return true;
 }
 
-static bool choose(struct run *run, const struct call *call, bool wanted, bool by_attribute,
+static bool choose(struct render *render, const struct call *call, bool wanted, bool by_attribute,
                    struct value *out) {
     struct value *items, item;
     size_t count, capacity = 0;
-    if (!jinja_seq(run, SEQ_GENERATOR, 0, out))
+    if (!jinja_seq(render, SEQ_GENERATOR, 0, out))
         return false;
     if (!jinja_truth(call->self))
         return true;
     if (by_attribute && call->all->count == 0)
-        return jinja_fail(run, "Missing parameter for attribute name");
+        return jinja_fail(render, "Missing parameter for attribute name");
     struct args args = args_after(call->all, by_attribute);
-    if (!jinja_iterate(run, call->self, &items, &count))
+    if (!jinja_iterate(render, call->self, &items, &count))
         return false;
     for (size_t i = 0; i < count; i++) {
         bool is_chosen;
         item = items[i];
-        if ((by_attribute && !get_by_path(run, items[i], call->all->at[0], &item)) ||
-            !passes(run, item, &args, &is_chosen))
+        if ((by_attribute && !get_by_path(render, items[i], call->all->at[0], &item)) ||
+            !passes(render, item, &args, &is_chosen))
             return false;
-        if (is_chosen == wanted && !jinja_push(run, out->seq, &capacity, items[i]))
+        if (is_chosen == wanted && !jinja_push(render, out->seq, &capacity, items[i]))
             return false;
     }
     return true;
 }
 
-static bool filter_select(struct run *run, const struct call *call, struct value *out) {
-    return choose(run, call, true, false, out);
+static bool filter_select(struct render *render, const struct call *call, struct value *out) {
+    return choose(render, call, true, false, out);
 }
 
-static bool filter_reject(struct run *run, const struct call *call, struct value *out) {
-    return choose(run, call, false, false, out);
+static bool filter_reject(struct render *render, const struct call *call, struct value *out) {
+    return choose(render, call, false, false, out);
 }
 
-static bool filter_selectattr(struct run *run, const struct call *call, struct value *out) {
-    return choose(run, call, true, true, out);
+static bool filter_selectattr(struct render *render, const struct call *call, struct value *out) {
+    return choose(render, call, true, true, out);
 }
 
-static bool filter_rejectattr(struct run *run, const struct call *call, struct value *out) {
-    return choose(run, call, false, true, out);
+static bool filter_rejectattr(struct render *render, const struct call *call, struct value *out) {
+    return choose(render, call, false, true, out);
 }
 
-static bool filter_attr(struct run *run, const struct call *call, struct value *out) {
+static bool filter_attr(struct render *render, const struct call *call, struct value *out) {
     struct value v = call->self, name = call->args[0];
     if (name.type != VALUE_STRING)
-        return jinja_fail(run, "attribute name must be a string");
-    if (!jinja_defined(run, v))
+        return jinja_fail(render, "attribute name must be a string");
+    if (!jinja_defined(render, v))
         return false;
     /* Unlike a.name, never an item of a dict. */
     if (v.type == VALUE_DICT && !jinja_method_find(v, name.string->text))
-        return jinja_undefined(run, out, "'dict object' has no attribute '%.*s'",
+        return jinja_undefined(render, out, "'dict object' has no attribute '%.*s'",
                                STR_ARG(name.string->text));
-    return jinja_attribute(run, v, name.string->text, out);
+    return jinja_attribute(render, v, name.string->text, out);
 }
 
 /* clang-format off */

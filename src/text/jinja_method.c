@@ -3,7 +3,7 @@
  * Methods that would change a list or dict are known, but refused, as the sandbox does. */
 #include <utf8proc.h>
 
-#include "text/jinja_run.h"
+#include "text/jinja_eval.h"
 
 static struct str self_text(const struct call *call) {
     return call->self.string->text;
@@ -15,42 +15,42 @@ static bool is_none(struct value v) {
 
 /* ---- texts ---- */
 
-static bool strip(struct run *run, const struct call *call, bool left, bool right,
+static bool strip(struct render *render, const struct call *call, bool left, bool right,
                   struct value *out) {
     struct str chars = {0};
-    if (!is_none(call->args[0]) && !jinja_text_arg(run, call->args[0], &chars))
+    if (!is_none(call->args[0]) && !jinja_text_arg(render, call->args[0], &chars))
         return false;
     struct str stripped;
-    return jinja_strip(run, self_text(call), chars, left, right, &stripped) &&
-           jinja_string(run, stripped, out);
+    return jinja_strip(render, self_text(call), chars, left, right, &stripped) &&
+           jinja_string(render, stripped, out);
 }
 
-static bool str_strip(struct run *run, const struct call *call, struct value *out) {
-    return strip(run, call, true, true, out);
+static bool str_strip(struct render *render, const struct call *call, struct value *out) {
+    return strip(render, call, true, true, out);
 }
 
-static bool str_lstrip(struct run *run, const struct call *call, struct value *out) {
-    return strip(run, call, true, false, out);
+static bool str_lstrip(struct render *render, const struct call *call, struct value *out) {
+    return strip(render, call, true, false, out);
 }
 
-static bool str_rstrip(struct run *run, const struct call *call, struct value *out) {
-    return strip(run, call, false, true, out);
+static bool str_rstrip(struct render *render, const struct call *call, struct value *out) {
+    return strip(render, call, false, true, out);
 }
 
-static bool str_upper(struct run *run, const struct call *call, struct value *out) {
-    return jinja_change_case(run, self_text(call), CASE_UPPER, out);
+static bool str_upper(struct render *render, const struct call *call, struct value *out) {
+    return jinja_change_case(render, self_text(call), CASE_UPPER, out);
 }
 
-static bool str_lower(struct run *run, const struct call *call, struct value *out) {
-    return jinja_change_case(run, self_text(call), CASE_LOWER, out);
+static bool str_lower(struct render *render, const struct call *call, struct value *out) {
+    return jinja_change_case(render, self_text(call), CASE_LOWER, out);
 }
 
-static bool str_title(struct run *run, const struct call *call, struct value *out) {
-    return jinja_change_case(run, self_text(call), CASE_TITLE, out);
+static bool str_title(struct render *render, const struct call *call, struct value *out) {
+    return jinja_change_case(render, self_text(call), CASE_TITLE, out);
 }
 
-static bool str_capitalize(struct run *run, const struct call *call, struct value *out) {
-    return jinja_change_case(run, self_text(call), CASE_CAPITALIZE, out);
+static bool str_capitalize(struct render *render, const struct call *call, struct value *out) {
+    return jinja_change_case(render, self_text(call), CASE_CAPITALIZE, out);
 }
 
 /* The byte at which the white space before the end of s begins, or that after it ends. */
@@ -79,16 +79,16 @@ static struct str last_word(struct str s) {
     return str_skip(s, at);
 }
 
-static bool push_text(struct run *run, struct value list, size_t *capacity, struct str text) {
+static bool push_text(struct render *render, struct value list, size_t *capacity, struct str text) {
     struct value item;
-    return jinja_string(run, text, &item) && jinja_push(run, list.seq, capacity, item);
+    return jinja_string(render, text, &item) && jinja_push(render, list.seq, capacity, item);
 }
 
 /* Words between white space; from the right they come last first. */
-static bool split_words(struct run *run, struct str s, int64_t max, bool from_right,
+static bool split_words(struct render *render, struct str s, int64_t max, bool from_right,
                         struct value list) {
     size_t capacity = 0;
-    if (!jinja_charge(run, 2 * JINJA_CHAR * s.len))
+    if (!jinja_charge(render, 2 * JINJA_CHAR * s.len))
         return false;
     for (;; max -= max > 0) {
         s = jinja_trim(s, !from_right, from_right);
@@ -98,45 +98,46 @@ static bool split_words(struct run *run, struct str s, int64_t max, bool from_ri
         if (max == 0) {
             /* The rest keeps its inner space, not that at its outer end. */
             s = jinja_trim(s, false, from_right);
-            return push_text(run, list, &capacity, s);
+            return push_text(render, list, &capacity, s);
         }
-        if (!push_text(run, list, &capacity, word))
+        if (!push_text(render, list, &capacity, word))
             return false;
         s = from_right ? (struct str){s.at, s.len - word.len} : str_skip(s, word.len);
     }
 }
 
-static bool split_at(struct run *run, struct str s, struct str sep, int64_t max, bool from_right,
-                     struct value list) {
+static bool split_at(struct render *render, struct str s, struct str sep, int64_t max,
+                     bool from_right, struct value list) {
     size_t capacity = 0;
     for (;; max -= max > 0) {
         const char *found = NULL;
-        if (max != 0 && s.len > 0 && !jinja_find(run, s, sep, from_right, &found))
+        if (max != 0 && s.len > 0 && !jinja_find(render, s, sep, from_right, &found))
             return false;
         if (!found)
-            return push_text(run, list, &capacity, s);
+            return push_text(render, list, &capacity, s);
         struct str left = {s.at, (size_t)(found - s.at)}, right = str_skip(s, left.len + sep.len);
-        if (!push_text(run, list, &capacity, from_right ? right : left))
+        if (!push_text(render, list, &capacity, from_right ? right : left))
             return false;
         s = from_right ? left : right;
     }
 }
 
-static bool split(struct run *run, const struct call *call, bool from_right, struct value *out) {
+static bool split(struct render *render, const struct call *call, bool from_right,
+                  struct value *out) {
     struct str sep, s = self_text(call);
     int64_t max;
-    if (!jinja_int_arg(run, call->args[1], -1, &max) || !jinja_seq(run, SEQ_LIST, 0, out) ||
-        !jinja_work(run, 0))
+    if (!jinja_int_arg(render, call->args[1], -1, &max) || !jinja_seq(render, SEQ_LIST, 0, out) ||
+        !jinja_work(render, 0))
         return false;
     if (is_none(call->args[0])) {
-        if (!split_words(run, s, max < 0 ? -1 : max, from_right, *out))
+        if (!split_words(render, s, max < 0 ? -1 : max, from_right, *out))
             return false;
     } else {
-        if (!jinja_text_arg(run, call->args[0], &sep))
+        if (!jinja_text_arg(render, call->args[0], &sep))
             return false;
         if (sep.len == 0)
-            return jinja_fail(run, "empty separator");
-        if (!split_at(run, s, sep, max < 0 ? -1 : max, from_right, *out))
+            return jinja_fail(render, "empty separator");
+        if (!split_at(render, s, sep, max < 0 ? -1 : max, from_right, *out))
             return false;
     }
     struct seq *seq = out->seq;
@@ -148,26 +149,26 @@ static bool split(struct run *run, const struct call *call, bool from_right, str
     return true;
 }
 
-static bool str_split(struct run *run, const struct call *call, struct value *out) {
-    return split(run, call, false, out);
+static bool str_split(struct render *render, const struct call *call, struct value *out) {
+    return split(render, call, false, out);
 }
 
-static bool str_rsplit(struct run *run, const struct call *call, struct value *out) {
-    return split(run, call, true, out);
+static bool str_rsplit(struct render *render, const struct call *call, struct value *out) {
+    return split(render, call, true, out);
 }
 
-static bool str_splitlines(struct run *run, const struct call *call, struct value *out) {
-    return jinja_split_lines(run, self_text(call), jinja_truth(call->args[0]), out);
+static bool str_splitlines(struct render *render, const struct call *call, struct value *out) {
+    return jinja_split_lines(render, self_text(call), jinja_truth(call->args[0]), out);
 }
 
 /* The part of a text that optional start and end arguments leave; *begin is its first
  * character's number. False (without error): start is after the end. */
-static bool narrow(struct run *run, const struct call *call, bool *is_there, struct str *out,
+static bool narrow(struct render *render, const struct call *call, bool *is_there, struct str *out,
                    int64_t *begin) {
     int64_t count = (int64_t)call->self.string->chars, end = count;
     *begin = 0;
-    if ((!is_none(call->args[1]) && !jinja_int_arg(run, call->args[1], 0, begin)) ||
-        (!is_none(call->args[2]) && !jinja_int_arg(run, call->args[2], 0, &end)))
+    if ((!is_none(call->args[1]) && !jinja_int_arg(render, call->args[1], 0, begin)) ||
+        (!is_none(call->args[2]) && !jinja_int_arg(render, call->args[2], 0, &end)))
         return false;
     *begin = *begin < 0 ? (*begin < -count ? 0 : *begin + count) : *begin;
     end = end < 0 ? (end < -count ? 0 : end + count) : end < count ? end : count;
@@ -175,7 +176,7 @@ static bool narrow(struct run *run, const struct call *call, bool *is_there, str
     if (*is_there)
         *out = jinja_cut(call->self.string, (size_t)*begin, (size_t)end);
     bool is_ascii = call->self.string->chars == self_text(call).len; /* cut without counting */
-    return jinja_charge(run, is_ascii ? 0 : 4 * self_text(call).len);
+    return jinja_charge(render, is_ascii ? 0 : 4 * self_text(call).len);
 }
 
 static bool begins_or_ends(struct str text, struct str with, bool at_end) {
@@ -186,20 +187,21 @@ static bool begins_or_ends(struct str text, struct str with, bool at_end) {
 }
 
 /* The first argument may be a tuple of texts, any of which will do. */
-static bool has_affix(struct run *run, const struct call *call, bool at_end, struct value *out) {
+static bool has_affix(struct render *render, const struct call *call, bool at_end,
+                      struct value *out) {
     struct str text, with;
     int64_t begin;
     bool is_there, holds = false;
     struct value first = call->args[0], *items = &first;
     size_t count = 1;
-    if (!narrow(run, call, &is_there, &text, &begin))
+    if (!narrow(render, call, &is_there, &text, &begin))
         return false;
     if (first.type == VALUE_SEQ && first.seq->kind == SEQ_TUPLE) {
         items = first.seq->items;
         count = first.seq->count;
     }
     for (size_t i = 0; i < count; i++) {
-        if (!jinja_text_arg(run, items[i], &with) || !jinja_work(run, with.len / 4))
+        if (!jinja_text_arg(render, items[i], &with) || !jinja_work(render, with.len / 4))
             return false;
         holds |= is_there && begins_or_ends(text, with, at_end);
     }
@@ -207,63 +209,65 @@ static bool has_affix(struct run *run, const struct call *call, bool at_end, str
     return true;
 }
 
-static bool str_startswith(struct run *run, const struct call *call, struct value *out) {
-    return has_affix(run, call, false, out);
+static bool str_startswith(struct render *render, const struct call *call, struct value *out) {
+    return has_affix(render, call, false, out);
 }
 
-static bool str_endswith(struct run *run, const struct call *call, struct value *out) {
-    return has_affix(run, call, true, out);
+static bool str_endswith(struct render *render, const struct call *call, struct value *out) {
+    return has_affix(render, call, true, out);
 }
 
-static bool find(struct run *run, const struct call *call, bool from_right, bool must_be,
+static bool find(struct render *render, const struct call *call, bool from_right, bool must_be,
                  struct value *out) {
     struct str text, what;
     int64_t begin;
     bool is_there;
     const char *found = NULL;
-    if (!jinja_text_arg(run, call->args[0], &what) || !narrow(run, call, &is_there, &text, &begin))
+    if (!jinja_text_arg(render, call->args[0], &what) ||
+        !narrow(render, call, &is_there, &text, &begin))
         return false;
-    if (is_there && !jinja_find(run, text, what, from_right, &found))
+    if (is_there && !jinja_find(render, text, what, from_right, &found))
         return false;
     if (!found && must_be)
-        return jinja_fail(run, "substring not found");
+        return jinja_fail(render, "substring not found");
     *out = value_int(-1);
     struct str before = {text.at, found ? (size_t)(found - text.at) : 0};
     if (found)
         out->integer = begin + (int64_t)jinja_count_chars(before);
-    return jinja_charge(run, before.len);
+    return jinja_charge(render, before.len);
 }
 
-static bool str_find(struct run *run, const struct call *call, struct value *out) {
-    return find(run, call, false, false, out);
+static bool str_find(struct render *render, const struct call *call, struct value *out) {
+    return find(render, call, false, false, out);
 }
 
-static bool str_rfind(struct run *run, const struct call *call, struct value *out) {
-    return find(run, call, true, false, out);
+static bool str_rfind(struct render *render, const struct call *call, struct value *out) {
+    return find(render, call, true, false, out);
 }
 
-static bool str_index(struct run *run, const struct call *call, struct value *out) {
-    return find(run, call, false, true, out);
+static bool str_index(struct render *render, const struct call *call, struct value *out) {
+    return find(render, call, false, true, out);
 }
 
-static bool str_rindex(struct run *run, const struct call *call, struct value *out) {
-    return find(run, call, true, true, out);
+static bool str_rindex(struct render *render, const struct call *call, struct value *out) {
+    return find(render, call, true, true, out);
 }
 
-static bool str_count(struct run *run, const struct call *call, struct value *out) {
+static bool str_count(struct render *render, const struct call *call, struct value *out) {
     struct str text, what;
     int64_t begin, count = 0;
     bool is_there;
-    if (!jinja_text_arg(run, call->args[0], &what) || !narrow(run, call, &is_there, &text, &begin))
+    if (!jinja_text_arg(render, call->args[0], &what) ||
+        !narrow(render, call, &is_there, &text, &begin))
         return false;
     if (is_there && what.len == 0) {
         count = (int64_t)jinja_count_chars(text) + 1;
-        if (!jinja_charge(run, text.len))
+        if (!jinja_charge(render, text.len))
             return false;
     }
     while (is_there && what.len > 0) {
         const char *found;
-        if (!jinja_find(run, text, what, false, &found))
+        if (!jinja_find(render, text, what, false, &found))
             return false;
         if (!found)
             break;
@@ -274,97 +278,98 @@ static bool str_count(struct run *run, const struct call *call, struct value *ou
     return true;
 }
 
-static bool str_replace(struct run *run, const struct call *call, struct value *out) {
+static bool str_replace(struct render *render, const struct call *call, struct value *out) {
     struct str old, new;
     int64_t count;
-    return jinja_text_arg(run, call->args[0], &old) && jinja_text_arg(run, call->args[1], &new) &&
-           jinja_int_arg(run, call->args[2], -1, &count) &&
-           jinja_replace(run, self_text(call), old, new, count, out);
+    return jinja_text_arg(render, call->args[0], &old) &&
+           jinja_text_arg(render, call->args[1], &new) &&
+           jinja_int_arg(render, call->args[2], -1, &count) &&
+           jinja_replace(render, self_text(call), old, new, count, out);
 }
 
-static bool str_join(struct run *run, const struct call *call, struct value *out) {
+static bool str_join(struct render *render, const struct call *call, struct value *out) {
     struct value *items;
-    size_t count, mark = run->out->len;
+    size_t count, mark = render->out->len;
     struct str item;
-    if (!jinja_iterate(run, call->args[0], &items, &count))
+    if (!jinja_iterate(render, call->args[0], &items, &count))
         return false;
     for (size_t i = 0; i < count; i++)
-        if (!jinja_text_arg(run, items[i], &item) || (i > 0 && !jinja_put(run, self_text(call))) ||
-            !jinja_put(run, item))
+        if (!jinja_text_arg(render, items[i], &item) ||
+            (i > 0 && !jinja_put(render, self_text(call))) || !jinja_put(render, item))
             return false;
-    return jinja_take(run, mark, out);
+    return jinja_take(render, mark, out);
 }
 
-static bool str_removeprefix(struct run *run, const struct call *call, struct value *out) {
+static bool str_removeprefix(struct render *render, const struct call *call, struct value *out) {
     struct str affix, s = self_text(call);
-    if (!jinja_text_arg(run, call->args[0], &affix))
+    if (!jinja_text_arg(render, call->args[0], &affix))
         return false;
-    return jinja_string(run, begins_or_ends(s, affix, false) ? str_skip(s, affix.len) : s, out);
+    return jinja_string(render, begins_or_ends(s, affix, false) ? str_skip(s, affix.len) : s, out);
 }
 
-static bool str_removesuffix(struct run *run, const struct call *call, struct value *out) {
+static bool str_removesuffix(struct render *render, const struct call *call, struct value *out) {
     struct str affix, s = self_text(call);
-    if (!jinja_text_arg(run, call->args[0], &affix))
+    if (!jinja_text_arg(render, call->args[0], &affix))
         return false;
     s.len -= begins_or_ends(s, affix, true) ? affix.len : 0;
-    return jinja_string(run, s, out);
+    return jinja_string(render, s, out);
 }
 
-static bool put_times(struct run *run, struct str text, int64_t times) {
-    return jinja_put_times(run, text, times > 0 ? (uint64_t)times : 0);
+static bool put_times(struct render *render, struct str text, int64_t times) {
+    return jinja_put_times(render, text, times > 0 ? (uint64_t)times : 0);
 }
 
-static bool str_zfill(struct run *run, const struct call *call, struct value *out) {
+static bool str_zfill(struct render *render, const struct call *call, struct value *out) {
     struct str s = self_text(call);
     int64_t width;
-    size_t mark = run->out->len;
-    if (!jinja_int_arg(run, call->args[0], 0, &width))
+    size_t mark = render->out->len;
+    if (!jinja_int_arg(render, call->args[0], 0, &width))
         return false;
     bool has_sign = s.len > 0 && (s.at[0] == '-' || s.at[0] == '+');
-    return jinja_put(run, (struct str){s.at, has_sign}) &&
-           put_times(run, STR("0"), width - (int64_t)call->self.string->chars) &&
-           jinja_put(run, str_skip(s, has_sign)) && jinja_take(run, mark, out);
+    return jinja_put(render, (struct str){s.at, has_sign}) &&
+           put_times(render, STR("0"), width - (int64_t)call->self.string->chars) &&
+           jinja_put(render, str_skip(s, has_sign)) && jinja_take(render, mark, out);
 }
 
 /* Padding on the left for rjust, on the right for ljust, on both sides for center. */
-static bool justify(struct run *run, const struct call *call, bool left, bool right,
+static bool justify(struct render *render, const struct call *call, bool left, bool right,
                     struct value *out) {
     struct str fill = STR(" ");
     int64_t width, have = (int64_t)call->self.string->chars;
-    size_t mark = run->out->len;
-    if (!jinja_int_arg(run, call->args[0], 0, &width) ||
-        (call->args[1].type != VALUE_MISSING && !jinja_text_arg(run, call->args[1], &fill)))
+    size_t mark = render->out->len;
+    if (!jinja_int_arg(render, call->args[0], 0, &width) ||
+        (call->args[1].type != VALUE_MISSING && !jinja_text_arg(render, call->args[1], &fill)))
         return false;
     if (jinja_count_chars(fill) != 1)
-        return jinja_fail(run, "The fill character must be exactly one character long");
+        return jinja_fail(render, "The fill character must be exactly one character long");
     int64_t padding = width > have ? width - have : 0, before = left ? padding : 0;
     if (left && right) /* Python's rounding: to the left when both are odd */
         before = padding / 2 + (padding & width & 1);
-    return put_times(run, fill, before) && jinja_put(run, self_text(call)) &&
-           put_times(run, fill, padding - before) && jinja_take(run, mark, out);
+    return put_times(render, fill, before) && jinja_put(render, self_text(call)) &&
+           put_times(render, fill, padding - before) && jinja_take(render, mark, out);
 }
 
-static bool str_ljust(struct run *run, const struct call *call, struct value *out) {
-    return justify(run, call, false, true, out);
+static bool str_ljust(struct render *render, const struct call *call, struct value *out) {
+    return justify(render, call, false, true, out);
 }
 
-static bool str_rjust(struct run *run, const struct call *call, struct value *out) {
-    return justify(run, call, true, false, out);
+static bool str_rjust(struct render *render, const struct call *call, struct value *out) {
+    return justify(render, call, true, false, out);
 }
 
-static bool str_center(struct run *run, const struct call *call, struct value *out) {
-    return justify(run, call, true, true, out);
+static bool str_center(struct render *render, const struct call *call, struct value *out) {
+    return justify(render, call, true, true, out);
 }
 
-static bool partition(struct run *run, const struct call *call, bool from_right,
+static bool partition(struct render *render, const struct call *call, bool from_right,
                       struct value *out) {
     struct str sep, s = self_text(call);
-    if (!jinja_text_arg(run, call->args[0], &sep))
+    if (!jinja_text_arg(render, call->args[0], &sep))
         return false;
     if (sep.len == 0)
-        return jinja_fail(run, "empty separator");
+        return jinja_fail(render, "empty separator");
     const char *found;
-    if (!jinja_find(run, s, sep, from_right, &found))
+    if (!jinja_find(render, s, sep, from_right, &found))
         return false;
     struct str parts[3] = {from_right ? STR("") : s, STR(""), from_right ? s : STR("")};
     if (found) {
@@ -372,20 +377,20 @@ static bool partition(struct run *run, const struct call *call, bool from_right,
         parts[1] = sep;
         parts[2] = str_skip(s, parts[0].len + sep.len);
     }
-    if (!jinja_seq(run, SEQ_TUPLE, 3, out))
+    if (!jinja_seq(render, SEQ_TUPLE, 3, out))
         return false;
     for (int i = 0; i < 3; i++)
-        if (!jinja_string(run, parts[i], &out->seq->items[i]))
+        if (!jinja_string(render, parts[i], &out->seq->items[i]))
             return false;
     return true;
 }
 
-static bool str_partition(struct run *run, const struct call *call, struct value *out) {
-    return partition(run, call, false, out);
+static bool str_partition(struct render *render, const struct call *call, struct value *out) {
+    return partition(render, call, false, out);
 }
 
-static bool str_rpartition(struct run *run, const struct call *call, struct value *out) {
-    return partition(run, call, true, out);
+static bool str_rpartition(struct render *render, const struct call *call, struct value *out) {
+    return partition(render, call, true, out);
 }
 
 /* ---- what texts are made of ---- */
@@ -413,20 +418,20 @@ static bool is_alnum(uint32_t c) {
     return is_letter(c) || is_numeric(c);
 }
 
-static bool is_made_of(struct run *run, const struct call *call, bool (*is)(uint32_t),
+static bool is_made_of(struct render *render, const struct call *call, bool (*is)(uint32_t),
                        struct value *out) {
     struct str s = self_text(call);
     bool holds = s.len > 0;
     for (uint32_t c; s.len > 0 && holds; holds = is(c))
-        if (!jinja_next_char(run, &s, &c))
+        if (!jinja_next_char(render, &s, &c))
             return false;
     *out = value_bool(holds);
     return true;
 }
 
 #define MADE_OF(name, is)                                                                          \
-    static bool str_##name(struct run *run, const struct call *call, struct value *out) {          \
-        return is_made_of(run, call, is, out);                                                     \
+    static bool str_##name(struct render *render, const struct call *call, struct value *out) {    \
+        return is_made_of(render, call, is, out);                                                  \
     }
 MADE_OF(isalpha, is_letter)
 MADE_OF(isalnum, is_alnum)
@@ -435,17 +440,17 @@ MADE_OF(isdecimal, is_decimal)
 MADE_OF(isnumeric, is_numeric)
 MADE_OF(isspace, jinja_is_space)
 
-static bool ask_test(struct run *run, const struct call *call, const char *test,
+static bool ask_test(struct render *render, const struct call *call, const char *test,
                      struct value *out) {
-    return jinja_call_builtin(run, jinja_test_find(str_of(test)), call->self, call->all, out);
+    return jinja_call_builtin(render, jinja_test_find(str_of(test)), call->self, call->all, out);
 }
 
-static bool str_islower(struct run *run, const struct call *call, struct value *out) {
-    return ask_test(run, call, "lower", out);
+static bool str_islower(struct render *render, const struct call *call, struct value *out) {
+    return ask_test(render, call, "lower", out);
 }
 
-static bool str_isupper(struct run *run, const struct call *call, struct value *out) {
-    return ask_test(run, call, "upper", out);
+static bool str_isupper(struct render *render, const struct call *call, struct value *out) {
+    return ask_test(render, call, "upper", out);
 }
 
 /* ---- "{} {0} {name}".format() ---- */
@@ -456,83 +461,83 @@ struct numbering {
 };
 
 /* The value of one replacement field. */
-static bool format_field(struct run *run, const struct args *args, struct str field,
+static bool format_field(struct render *render, const struct args *args, struct str field,
                          struct numbering *n, struct value *out) {
     int64_t index;
     bool is_too_big;
     for (size_t i = 0; i < field.len; i++)
         if (memchr(".[!:{", field.at[i], 5))
-            return jinja_fail(run, "the format field '%.*s' is not supported", STR_ARG(field));
+            return jinja_fail(render, "the format field '%.*s' is not supported", STR_ARG(field));
     bool is_numbered = field.len > 0 && field.at[0] >= '0' && field.at[0] <= '9';
     n->is_automatic |= field.len == 0;
     n->is_manual |= is_numbered;
     if (n->is_automatic && n->is_manual)
-        return jinja_fail(run, "cannot mix automatic and manual field numbers");
+        return jinja_fail(render, "cannot mix automatic and manual field numbers");
     if (field.len == 0)
         index = (int64_t)n->next++;
     else if (!is_numbered || !jinja_parse_int(field, 10, &index, &is_too_big)) {
-        if (!jinja_charge(run, JINJA_CHAR * args->n_named))
+        if (!jinja_charge(render, JINJA_CHAR * args->n_named))
             return false;
         for (size_t i = 0; i < args->n_named; i++)
             if (str_equal(args->named[i].name, field))
                 return *out = args->named[i].value, true;
-        return jinja_fail(run, "the format field '%.*s' is missing", STR_ARG(field));
+        return jinja_fail(render, "the format field '%.*s' is missing", STR_ARG(field));
     }
     if (index < 0 || (uint64_t)index >= args->count)
-        return jinja_fail(run, "the format field %lld is missing", (long long)index);
+        return jinja_fail(render, "the format field %lld is missing", (long long)index);
     *out = args->at[index];
     return true;
 }
 
-static bool str_format(struct run *run, const struct call *call, struct value *out) {
+static bool str_format(struct render *render, const struct call *call, struct value *out) {
     struct str s = self_text(call);
-    size_t mark = run->out->len;
+    size_t mark = render->out->len;
     struct numbering numbering = {0};
     while (s.len > 0) {
         char c = s.at[0];
         if ((c == '{' || c == '}') && s.len > 1 && s.at[1] == c) {
-            if (!jinja_put(run, (struct str){s.at, 1}))
+            if (!jinja_put(render, (struct str){s.at, 1}))
                 return false;
             s = str_skip(s, 2);
         } else if (c == '{') {
             const char *end = memchr(s.at, '}', s.len);
             struct value value;
             if (!end)
-                return jinja_fail(run, "expected '}' before end of string");
+                return jinja_fail(render, "expected '}' before end of string");
             struct str field = {s.at + 1, (size_t)(end - s.at) - 1};
-            if (!format_field(run, call->all, field, &numbering, &value) ||
-                !jinja_put_str(run, value))
+            if (!format_field(render, call->all, field, &numbering, &value) ||
+                !jinja_put_str(render, value))
                 return false;
             s = str_skip(s, field.len + 2);
         } else if (c == '}') {
-            return jinja_fail(run, "Single '}' encountered in format string");
+            return jinja_fail(render, "Single '}' encountered in format string");
         } else {
-            if (!jinja_put(run, (struct str){s.at, 1}))
+            if (!jinja_put(render, (struct str){s.at, 1}))
                 return false;
             s = str_skip(s, 1);
         }
     }
-    return jinja_take(run, mark, out);
+    return jinja_take(render, mark, out);
 }
 
 /* ---- lists and dicts ---- */
 
-static bool list_index(struct run *run, const struct call *call, struct value *out) {
+static bool list_index(struct render *render, const struct call *call, struct value *out) {
     for (size_t i = 0; i < call->self.seq->count; i++) {
         bool same;
-        if (!jinja_equal(run, call->self.seq->items[i], call->args[0], &same))
+        if (!jinja_equal(render, call->self.seq->items[i], call->args[0], &same))
             return false;
         if (same)
             return *out = value_int((int64_t)i), true;
     }
-    return jinja_fail(run, "the value is not in the list");
+    return jinja_fail(render, "the value is not in the list");
 }
 
-static bool list_count(struct run *run, const struct call *call, struct value *out) {
+static bool list_count(struct render *render, const struct call *call, struct value *out) {
     int64_t count = 0;
     for (size_t i = 0; i < call->self.seq->count; i++) {
         bool same;
-        if (!jinja_equal(run, call->self.seq->items[i], call->args[0], &same))
+        if (!jinja_equal(render, call->self.seq->items[i], call->args[0], &same))
             return false;
         count += same;
     }
@@ -541,31 +546,31 @@ static bool list_count(struct run *run, const struct call *call, struct value *o
 }
 
 /* Nothing can change either of them, so a copy is as good as the same. */
-static bool any_copy(struct run *run, const struct call *call, struct value *out) {
-    (void)run;
+static bool any_copy(struct render *render, const struct call *call, struct value *out) {
+    (void)render;
     *out = call->self;
     return true;
 }
 
-static bool dict_get(struct run *run, const struct call *call, struct value *out) {
+static bool dict_get(struct render *render, const struct call *call, struct value *out) {
     const struct value *found;
-    if (!jinja_hashable(run, call->args[0]) ||
-        !jinja_dict_get(run, call->self.dict, call->args[0], &found))
+    if (!jinja_hashable(render, call->args[0]) ||
+        !jinja_dict_get(render, call->self.dict, call->args[0], &found))
         return false;
     *out = found ? *found : call->args[1].type == VALUE_MISSING ? value_none() : call->args[1];
     return true;
 }
 
-static bool dict_items(struct run *run, const struct call *call, struct value *out) {
-    return jinja_dict_view(run, call->self.dict, SEQ_ITEMS, out);
+static bool dict_items(struct render *render, const struct call *call, struct value *out) {
+    return jinja_dict_view(render, call->self.dict, SEQ_ITEMS, out);
 }
 
-static bool dict_keys(struct run *run, const struct call *call, struct value *out) {
-    return jinja_dict_view(run, call->self.dict, SEQ_KEYS, out);
+static bool dict_keys(struct render *render, const struct call *call, struct value *out) {
+    return jinja_dict_view(render, call->self.dict, SEQ_KEYS, out);
 }
 
-static bool dict_values(struct run *run, const struct call *call, struct value *out) {
-    return jinja_dict_view(run, call->self.dict, SEQ_VALUES, out);
+static bool dict_values(struct render *render, const struct call *call, struct value *out) {
+    return jinja_dict_view(render, call->self.dict, SEQ_VALUES, out);
 }
 
 /* ---- the tables ---- */

@@ -2,24 +2,24 @@
 #include <math.h>
 #include <utf8proc.h>
 
-#include "text/jinja_run.h"
+#include "text/jinja_eval.h"
 
-static bool test_defined(struct run *run, const struct call *call, struct value *out) {
-    (void)run;
+static bool test_defined(struct render *render, const struct call *call, struct value *out) {
+    (void)render;
     *out = value_bool(call->self.type != VALUE_UNDEFINED);
     return true;
 }
 
-static bool test_undefined(struct run *run, const struct call *call, struct value *out) {
-    (void)run;
+static bool test_undefined(struct render *render, const struct call *call, struct value *out) {
+    (void)render;
     *out = value_bool(call->self.type == VALUE_UNDEFINED);
     return true;
 }
 
 /* A test of the type alone. */
 #define TYPE_TEST(name, condition)                                                                 \
-    static bool test_##name(struct run *run, const struct call *call, struct value *out) {         \
-        (void)run;                                                                                 \
+    static bool test_##name(struct render *render, const struct call *call, struct value *out) {   \
+        (void)render;                                                                              \
         struct value v = call->self;                                                               \
         *out = value_bool(condition);                                                              \
         return true;                                                                               \
@@ -44,97 +44,98 @@ TYPE_TEST(callable, v.type == VALUE_FUNCTION || v.type == VALUE_METHOD || v.type
                         v.type == VALUE_LOOP || v.type == VALUE_UNDEFINED)
 
 /* self % divisor == rest */
-static bool test_rest(struct run *run, struct value v, struct value divisor, int64_t rest,
+static bool test_rest(struct render *render, struct value v, struct value divisor, int64_t rest,
                       struct value *out) {
     struct value found;
     bool same;
-    if (!jinja_binary(run, TK_MOD, v, divisor, &found) ||
-        !jinja_equal(run, found, value_int(rest), &same))
+    if (!jinja_binary(render, TK_MOD, v, divisor, &found) ||
+        !jinja_equal(render, found, value_int(rest), &same))
         return false;
     *out = value_bool(same);
     return true;
 }
 
-static bool test_odd(struct run *run, const struct call *call, struct value *out) {
-    return test_rest(run, call->self, value_int(2), 1, out);
+static bool test_odd(struct render *render, const struct call *call, struct value *out) {
+    return test_rest(render, call->self, value_int(2), 1, out);
 }
 
-static bool test_even(struct run *run, const struct call *call, struct value *out) {
-    return test_rest(run, call->self, value_int(2), 0, out);
+static bool test_even(struct render *render, const struct call *call, struct value *out) {
+    return test_rest(render, call->self, value_int(2), 0, out);
 }
 
-static bool test_divisible(struct run *run, const struct call *call, struct value *out) {
-    return test_rest(run, call->self, call->args[0], 0, out);
+static bool test_divisible(struct render *render, const struct call *call, struct value *out) {
+    return test_rest(render, call->self, call->args[0], 0, out);
 }
 
-static bool test_equal(struct run *run, const struct call *call, struct value *out) {
+static bool test_equal(struct render *render, const struct call *call, struct value *out) {
     bool same;
-    if (!jinja_equal(run, call->self, call->args[0], &same))
+    if (!jinja_equal(render, call->self, call->args[0], &same))
         return false;
     *out = value_bool(same);
     return true;
 }
 
-static bool test_unequal(struct run *run, const struct call *call, struct value *out) {
-    if (!test_equal(run, call, out))
+static bool test_unequal(struct render *render, const struct call *call, struct value *out) {
+    if (!test_equal(render, call, out))
         return false;
     *out = value_bool(!out->truth);
     return true;
 }
 
-static bool test_order(struct run *run, const struct call *call, int op, struct value *out) {
+static bool test_order(struct render *render, const struct call *call, int op, struct value *out) {
     bool holds;
-    if (!jinja_less(run, call->self, call->args[0], op, &holds))
+    if (!jinja_less(render, call->self, call->args[0], op, &holds))
         return false;
     *out = value_bool(holds);
     return true;
 }
 
-static bool test_less(struct run *run, const struct call *call, struct value *out) {
-    return test_order(run, call, TK_LT, out);
+static bool test_less(struct render *render, const struct call *call, struct value *out) {
+    return test_order(render, call, TK_LT, out);
 }
 
-static bool test_less_equal(struct run *run, const struct call *call, struct value *out) {
-    return test_order(run, call, TK_LE, out);
+static bool test_less_equal(struct render *render, const struct call *call, struct value *out) {
+    return test_order(render, call, TK_LE, out);
 }
 
-static bool test_greater(struct run *run, const struct call *call, struct value *out) {
-    return test_order(run, call, TK_GT, out);
+static bool test_greater(struct render *render, const struct call *call, struct value *out) {
+    return test_order(render, call, TK_GT, out);
 }
 
-static bool test_greater_equal(struct run *run, const struct call *call, struct value *out) {
-    return test_order(run, call, TK_GE, out);
+static bool test_greater_equal(struct render *render, const struct call *call, struct value *out) {
+    return test_order(render, call, TK_GE, out);
 }
 
-static bool test_in(struct run *run, const struct call *call, struct value *out) {
+static bool test_in(struct render *render, const struct call *call, struct value *out) {
     bool holds;
-    if (!jinja_contains(run, call->self, call->args[0], &holds))
+    if (!jinja_contains(render, call->self, call->args[0], &holds))
         return false;
     *out = value_bool(holds);
     return true;
 }
 
 /* Identity; for plain values: same type and equal. */
-static bool test_same(struct run *run, const struct call *call, struct value *out) {
+static bool test_same(struct render *render, const struct call *call, struct value *out) {
     struct value a = call->self, b = call->args[0];
     bool same = a.type == b.type;
     if (same && a.type >= VALUE_SEQ)
         same = a.seq == b.seq;
-    else if (same && !jinja_equal(run, a, b, &same))
+    else if (same && !jinja_equal(render, a, b, &same))
         return false;
     *out = value_bool(same);
     return true;
 }
 
 /* Whether there are letters with case, and all of them are of this one. */
-static bool test_case(struct run *run, const struct call *call, bool is_upper, struct value *out) {
+static bool test_case(struct render *render, const struct call *call, bool is_upper,
+                      struct value *out) {
     struct value text;
     bool has_any = false;
-    if (!jinja_to_string(run, call->self, &text))
+    if (!jinja_to_string(render, call->self, &text))
         return false;
     for (struct str s = text.string->text; s.len > 0;) {
         uint32_t c;
-        if (!jinja_next_char(run, &s, &c) || !jinja_charge(run, JINJA_CHAR))
+        if (!jinja_next_char(render, &s, &c) || !jinja_charge(render, JINJA_CHAR))
             return false;
         bool upper = utf8proc_isupper((utf8proc_int32_t)c);
         bool lower = utf8proc_islower((utf8proc_int32_t)c);
@@ -147,23 +148,23 @@ static bool test_case(struct run *run, const struct call *call, bool is_upper, s
     return true;
 }
 
-static bool test_lower(struct run *run, const struct call *call, struct value *out) {
-    return test_case(run, call, false, out);
+static bool test_lower(struct render *render, const struct call *call, struct value *out) {
+    return test_case(render, call, false, out);
 }
 
-static bool test_upper(struct run *run, const struct call *call, struct value *out) {
-    return test_case(run, call, true, out);
+static bool test_upper(struct render *render, const struct call *call, struct value *out) {
+    return test_case(render, call, true, out);
 }
 
-static bool test_filter(struct run *run, const struct call *call, struct value *out) {
-    (void)run;
+static bool test_filter(struct render *render, const struct call *call, struct value *out) {
+    (void)render;
     *out = value_bool(call->self.type == VALUE_STRING &&
                       jinja_filter_find(call->self.string->text) != NULL);
     return true;
 }
 
-static bool test_test(struct run *run, const struct call *call, struct value *out) {
-    (void)run;
+static bool test_test(struct render *render, const struct call *call, struct value *out) {
+    (void)render;
     *out = value_bool(call->self.type == VALUE_STRING &&
                       jinja_test_find(call->self.string->text) != NULL);
     return true;

@@ -40,10 +40,10 @@ struct str jinja_trim(struct str text, bool left, bool right) {
     return text;
 }
 
-bool jinja_strip(struct run *run, struct str text, struct str chars, bool left, bool right,
+bool jinja_strip(struct render *render, struct str text, struct str chars, bool left, bool right,
                  struct str *out) {
     for (bool at_left = left; at_left || right;) {
-        if (!jinja_charge(run, 4 * JINJA_CHAR + 2 * chars.len))
+        if (!jinja_charge(render, 4 * JINJA_CHAR + 2 * chars.len))
             return false;
         struct str c = {text.at, utf8_length(text)};
         if (!at_left && text.len > 0)
@@ -63,10 +63,10 @@ bool jinja_strip(struct run *run, struct str text, struct str chars, bool left, 
 
 /* memrchr for more than one byte. Comparing is charged: a hostile text can match for long at every
  * place. */
-static bool find_last(struct run *run, struct str text, struct str what, const char **out) {
+static bool find_last(struct render *render, struct str text, struct str what, const char **out) {
     for (size_t i = text.len - what.len + 1; i-- > 0;) {
         bool may_be = text.at[i] == what.at[0];
-        if (!jinja_charge(run, 2 + (may_be ? 4 + what.len / 4 : 0)))
+        if (!jinja_charge(render, 2 + (may_be ? 4 + what.len / 4 : 0)))
             return false;
         if (may_be && memcmp(text.at + i, what.at, what.len) == 0) {
             *out = text.at + i;
@@ -78,7 +78,7 @@ static bool find_last(struct run *run, struct str text, struct str what, const c
 
 /* memmem in windows, so that a long search can be cancelled. It may compare up to 256 bytes at each
  * place, and makes a table from `what` at each call. */
-static bool find_first(struct run *run, struct str text, struct str what, const char **out) {
+static bool find_first(struct render *render, struct str text, struct str what, const char **out) {
     enum { WINDOW = 16 << 10, COMPARED = 256 };
     size_t window = what.len > WINDOW / 4 ? what.len * 4 : WINDOW;
     uint64_t per_byte = 1 + (what.len < COMPARED ? what.len : COMPARED) / 16;
@@ -86,7 +86,7 @@ static bool find_first(struct run *run, struct str text, struct str what, const 
         size_t size = text.len < window + what.len ? text.len : window + what.len - 1;
         *out = memmem(text.at, size, what.at, what.len);
         uint64_t looked_at = *out ? (size_t)(*out - text.at) + what.len : size;
-        if (!jinja_charge(run, JINJA_STEP + 4 * what.len + looked_at * per_byte))
+        if (!jinja_charge(render, JINJA_STEP + 4 * what.len + looked_at * per_byte))
             return false;
         if (text.len < window)
             break;
@@ -94,14 +94,14 @@ static bool find_first(struct run *run, struct str text, struct str what, const 
     return true;
 }
 
-bool jinja_find(struct run *run, struct str text, struct str what, bool from_right,
+bool jinja_find(struct render *render, struct str text, struct str what, bool from_right,
                 const char **out) {
     *out = NULL;
     if (what.len > text.len)
         return true;
     if (what.len == 0)
         return *out = text.at + (from_right ? text.len : 0), true;
-    return from_right ? find_last(run, text, what, out) : find_first(run, text, what, out);
+    return from_right ? find_last(render, text, what, out) : find_first(render, text, what, out);
 }
 
 /* ---- cutting ---- */
@@ -239,18 +239,18 @@ static bool is_case_ignorable(uint32_t c) {
 }
 
 /* A capital sigma at the end of a word has another lower case than elsewhere. */
-static bool is_final_sigma(struct run *run, struct str before, struct str after, bool *out) {
+static bool is_final_sigma(struct render *render, struct str before, struct str after, bool *out) {
     uint32_t c = 0;
     for (; before.len > 0; before.len -= last_char(before).len) {
         struct str last = last_char(before);
-        if (!jinja_next_char(run, &last, &c))
+        if (!jinja_next_char(render, &last, &c))
             return false;
         if (!is_case_ignorable(c))
             break;
     }
     *out = before.len > 0 && is_cased(c);
     while (*out && after.len > 0) {
-        if (!jinja_next_char(run, &after, &c))
+        if (!jinja_next_char(render, &after, &c))
             return false;
         if (!is_case_ignorable(c))
             return *out = !is_cased(c), true;
@@ -258,21 +258,21 @@ static bool is_final_sigma(struct run *run, struct str before, struct str after,
     return true;
 }
 
-static bool put_lower(struct run *run, uint32_t c, struct str before, struct str after) {
+static bool put_lower(struct render *render, uint32_t c, struct str before, struct str after) {
     if (c == 0x130) /* the only one that becomes two */
-        return jinja_put(run, STR("i\xCC\x87"));
+        return jinja_put(render, STR("i\xCC\x87"));
     bool is_final;
     if (c == 0x3A3)
-        return is_final_sigma(run, before, after, &is_final) &&
-               jinja_put_char(run, is_final ? 0x3C2 : 0x3C3);
-    return jinja_put_char(run, (uint32_t)utf8proc_tolower((utf8proc_int32_t)c));
+        return is_final_sigma(render, before, after, &is_final) &&
+               jinja_put_char(render, is_final ? 0x3C2 : 0x3C3);
+    return jinja_put_char(render, (uint32_t)utf8proc_tolower((utf8proc_int32_t)c));
 }
 
-static bool put_upper(struct run *run, uint32_t c, bool is_title) {
+static bool put_upper(struct render *render, uint32_t c, bool is_title) {
     if (c == 0xDF)
-        return jinja_put(run, is_title ? STR("Ss") : STR("SS"));
+        return jinja_put(render, is_title ? STR("Ss") : STR("SS"));
     utf8proc_int32_t i = (utf8proc_int32_t)c;
-    return jinja_put_char(run, (uint32_t)(is_title ? utf8proc_totitle(i) : utf8proc_toupper(i)));
+    return jinja_put_char(render, (uint32_t)(is_title ? utf8proc_totitle(i) : utf8proc_toupper(i)));
 }
 
 /* What separates words for the title filter; str.title differs. */
@@ -280,61 +280,62 @@ static bool is_word_break(uint32_t c) {
     return jinja_is_space(c) || c == '-' || c == '(' || c == '{' || c == '[' || c == '<';
 }
 
-bool jinja_change_case(struct run *run, struct str text, enum text_case to, struct value *out) {
-    size_t mark = run->out->len;
+bool jinja_change_case(struct render *render, struct str text, enum text_case to,
+                       struct value *out) {
+    size_t mark = render->out->len;
     bool in_word = false;
     struct str rest = text;
     while (rest.len > 0) {
         uint32_t c;
         struct str before = {text.at, (size_t)(rest.at - text.at)};
         bool is_first = to == CASE_CAPITALIZE ? before.len == 0 : !in_word;
-        if (!jinja_next_char(run, &rest, &c) || !jinja_charge(run, JINJA_CHAR))
+        if (!jinja_next_char(render, &rest, &c) || !jinja_charge(render, JINJA_CHAR))
             return false;
         bool ok = to == CASE_UPPER || (to != CASE_LOWER && is_first)
-                      ? put_upper(run, c, to == CASE_TITLE || to == CASE_CAPITALIZE)
-                      : put_lower(run, c, before, rest);
+                      ? put_upper(render, c, to == CASE_TITLE || to == CASE_CAPITALIZE)
+                      : put_lower(render, c, before, rest);
         if (!ok)
             return false;
         in_word = to == CASE_WORDS ? !is_word_break(c) : is_cased(c);
     }
-    jinja_origins_follow(run, mark, text);
-    return jinja_take(run, mark, out);
+    jinja_origins_follow(render, mark, text);
+    return jinja_take(render, mark, out);
 }
 
 /* ---- replacing and splitting ---- */
 
-bool jinja_replace(struct run *run, struct str text, struct str old, struct str new, int64_t count,
-                   struct value *out) {
-    size_t mark = run->out->len;
+bool jinja_replace(struct render *render, struct str text, struct str old, struct str new,
+                   int64_t count, struct value *out) {
+    size_t mark = render->out->len;
     bool ok = true;
     while (ok && count != 0) {
         const char *found;
-        if (!jinja_find(run, text, old, false, &found))
+        if (!jinja_find(render, text, old, false, &found))
             return false;
         if (!found)
             break;
         struct str before = {text.at, (size_t)(found - text.at)};
-        ok = jinja_put(run, before) && jinja_put(run, new);
+        ok = jinja_put(render, before) && jinja_put(render, new);
         text = str_skip(text, before.len + old.len);
         count -= count > 0;
         if (old.len == 0) { /* between all characters, and at both ends */
             size_t n = utf8_length(text);
             if (n == 0)
                 break;
-            ok = ok && jinja_put(run, (struct str){text.at, n});
+            ok = ok && jinja_put(render, (struct str){text.at, n});
             text = str_skip(text, n);
         }
     }
-    return ok && jinja_put(run, text) && jinja_take(run, mark, out);
+    return ok && jinja_put(render, text) && jinja_take(render, mark, out);
 }
 
 static bool is_line_end(uint32_t c) {
     return (c >= 10 && c <= 13) || (c >= 28 && c <= 30) || c == 0x85 || c == 0x2028 || c == 0x2029;
 }
 
-bool jinja_split_lines(struct run *run, struct str text, bool keep_ends, struct value *out) {
+bool jinja_split_lines(struct render *render, struct str text, bool keep_ends, struct value *out) {
     size_t capacity = 0;
-    if (!jinja_seq(run, SEQ_LIST, 0, out) || !jinja_charge(run, JINJA_CHAR * text.len))
+    if (!jinja_seq(render, SEQ_LIST, 0, out) || !jinja_charge(render, JINJA_CHAR * text.len))
         return false;
     while (text.len > 0) {
         size_t at = 0, n = 0;
@@ -347,8 +348,8 @@ bool jinja_split_lines(struct run *run, struct str text, bool keep_ends, struct 
         }
         size_t end = at < text.len ? at + n : at;
         struct value line;
-        if (!jinja_string(run, (struct str){text.at, keep_ends ? end : at}, &line) ||
-            !jinja_push(run, out->seq, &capacity, line))
+        if (!jinja_string(render, (struct str){text.at, keep_ends ? end : at}, &line) ||
+            !jinja_push(render, out->seq, &capacity, line))
             return false;
         text = str_skip(text, end);
     }
@@ -372,24 +373,25 @@ struct directive {
     struct value value;
 };
 
-static bool next_value(struct run *run, struct formatting *f, struct value *out) {
+static bool next_value(struct render *render, struct formatting *f, struct value *out) {
     bool is_tuple = f->args.type == VALUE_SEQ && f->args.seq->kind == SEQ_TUPLE;
     if (f->used >= (is_tuple ? f->args.seq->count : 1))
-        return jinja_fail(run, "not enough arguments for format string");
+        return jinja_fail(render, "not enough arguments for format string");
     *out = is_tuple ? f->args.seq->items[f->used] : f->args;
     f->used++;
     return true;
 }
 
-static bool keyed_value(struct run *run, struct formatting *f, struct str key, struct value *out) {
+static bool keyed_value(struct render *render, struct formatting *f, struct str key,
+                        struct value *out) {
     const struct value *found;
     struct value name;
     if (f->args.type != VALUE_DICT)
-        return jinja_fail(run, "format requires a mapping");
-    if (!jinja_string(run, key, &name) || !jinja_dict_get(run, f->args.dict, name, &found))
+        return jinja_fail(render, "format requires a mapping");
+    if (!jinja_string(render, key, &name) || !jinja_dict_get(render, f->args.dict, name, &found))
         return false;
     if (!found)
-        return jinja_fail(run, "the format's key '%.*s' is missing", STR_ARG(key));
+        return jinja_fail(render, "the format's key '%.*s' is missing", STR_ARG(key));
     f->is_keyed = true;
     *out = *found;
     return true;
@@ -409,16 +411,16 @@ static int read_width(struct str *s) {
 }
 
 /* Reads what is between the % and the letter, and the value it formats. */
-static bool read_directive(struct run *run, struct formatting *f, struct str *s,
+static bool read_directive(struct render *render, struct formatting *f, struct str *s,
                            struct directive *d) {
     bool is_named = s->len > 0 && s->at[0] == '(';
     if (is_named) {
         const char *end = memchr(s->at, ')', s->len);
         if (!end)
-            return jinja_fail(run, "incomplete format key");
+            return jinja_fail(render, "incomplete format key");
         struct str key = {s->at + 1, (size_t)(end - s->at) - 1};
         *s = str_skip(*s, key.len + 2);
-        if (!keyed_value(run, f, key, &d->value))
+        if (!keyed_value(render, f, key, &d->value))
             return false;
     }
     for (; s->len > 0 && strchr("-0+ #", s->at[0]) && s->at[0]; next_char(s)) {
@@ -435,42 +437,42 @@ static bool read_directive(struct run *run, struct formatting *f, struct str *s,
     }
     d->kind = next_char(s);
     if (d->kind == 0)
-        return jinja_fail(run, "incomplete format");
-    return d->kind == '%' || is_named || next_value(run, f, &d->value);
+        return jinja_fail(render, "incomplete format");
+    return d->kind == '%' || is_named || next_value(render, f, &d->value);
 }
 
-static bool put_padded(struct run *run, const struct directive *d, struct str text) {
+static bool put_padded(struct render *render, const struct directive *d, struct str text) {
     size_t have = jinja_count_chars(text), width = (size_t)d->width;
     uint64_t padding = width > have ? width - have : 0;
-    return jinja_put_times(run, STR(" "), d->is_left ? 0 : padding) && jinja_put(run, text) &&
-           jinja_put_times(run, STR(" "), d->is_left ? padding : 0);
+    return jinja_put_times(render, STR(" "), d->is_left ? 0 : padding) && jinja_put(render, text) &&
+           jinja_put_times(render, STR(" "), d->is_left ? padding : 0);
 }
 
-static bool put_text_directive(struct run *run, const struct directive *d) {
+static bool put_text_directive(struct render *render, const struct directive *d) {
     struct value text;
-    size_t mark = run->out->len;
-    bool ok = d->kind == 's' ? jinja_put_str(run, d->value) : jinja_put_repr(run, d->value);
-    if (!ok || !jinja_take(run, mark, &text) || !jinja_charge(run, 4 * text.string->text.len))
+    size_t mark = render->out->len;
+    bool ok = d->kind == 's' ? jinja_put_str(render, d->value) : jinja_put_repr(render, d->value);
+    if (!ok || !jinja_take(render, mark, &text) || !jinja_charge(render, 4 * text.string->text.len))
         return false;
     size_t end = text.string->chars;
     if (d->has_precision && (size_t)d->precision < end)
         end = (size_t)d->precision;
-    return put_padded(run, d, jinja_cut(text.string, 0, end));
+    return put_padded(render, d, jinja_cut(text.string, 0, end));
 }
 
-static bool put_number_directive(struct run *run, const struct directive *d) {
+static bool put_number_directive(struct render *render, const struct directive *d) {
     char format[16], digits[512];
     int64_t integer;
     bool is_real = strchr("feEgG", d->kind) && d->kind != 0;
     if (!jinja_is_number(d->value) || d->precision > 100 || d->width > 100000)
-        return jinja_fail(run, "%%%c format: a number is required, not %s", d->kind,
+        return jinja_fail(render, "%%%c format: a number is required, not %s", d->kind,
                           jinja_type_name(d->value));
-    if (!jinja_charge(run, DIGITS_UNITS))
+    if (!jinja_charge(render, DIGITS_UNITS))
         return false;
     if (!jinja_is_int(d->value, &integer)) {
         double real = d->value.real;
         if (!is_real && (strchr("xXo", d->kind) || !(fabs(real) < 9.2e18)))
-            return jinja_fail(run, "%%%c format: an integer is required, not float", d->kind);
+            return jinja_fail(render, "%%%c format: an integer is required, not float", d->kind);
         integer = is_real ? 0 : (int64_t)real;
     }
     snprintf(format, sizeof format, "%%%s%s%s.*%s%c",
@@ -487,16 +489,16 @@ static bool put_number_directive(struct run *run, const struct directive *d) {
         locale_print(digits, sizeof digits, format, width, precision, jinja_number(d->value));
     else
         locale_print(digits, sizeof digits, format, width, precision, (long long)integer);
-    return put_padded(run, d, str_of(digits));
+    return put_padded(render, d, str_of(digits));
 }
 
-static bool put_directive(struct run *run, const struct directive *d) {
+static bool put_directive(struct render *render, const struct directive *d) {
     switch (d->kind) {
     case '%':
-        return jinja_put(run, STR("%"));
+        return jinja_put(render, STR("%"));
     case 's':
     case 'r':
-        return put_text_directive(run, d);
+        return put_text_directive(render, d);
     case 'd':
     case 'i':
     case 'u':
@@ -508,28 +510,28 @@ static bool put_directive(struct run *run, const struct directive *d) {
     case 'x':
     case 'X':
     case 'o':
-        return put_number_directive(run, d);
+        return put_number_directive(render, d);
     default:
-        return jinja_fail(run, "unsupported format character '%c'", d->kind);
+        return jinja_fail(render, "unsupported format character '%c'", d->kind);
     }
 }
 
-bool jinja_format(struct run *run, struct str format, struct value args, struct value *out) {
+bool jinja_format(struct render *render, struct str format, struct value args, struct value *out) {
     struct formatting f = {.args = args};
-    size_t mark = run->out->len;
-    if (!jinja_charge(run, JINJA_CHAR * format.len))
+    size_t mark = render->out->len;
+    if (!jinja_charge(render, JINJA_CHAR * format.len))
         return false;
     while (format.len > 0) {
         const char *percent = memchr(format.at, '%', format.len);
         struct str plain = {format.at, percent ? (size_t)(percent - format.at) : format.len};
-        if (!jinja_put(run, plain))
+        if (!jinja_put(render, plain))
             return false;
         format = str_skip(format, plain.len);
         if (!percent)
             break;
         struct directive d = {0};
         format = str_skip(format, 1);
-        if (!read_directive(run, &f, &format, &d) || !put_directive(run, &d))
+        if (!read_directive(render, &f, &format, &d) || !put_directive(render, &d))
             return false;
     }
     bool is_tuple = args.type == VALUE_SEQ && args.seq->kind == SEQ_TUPLE;
@@ -538,6 +540,6 @@ bool jinja_format(struct run *run, struct str format, struct value args, struct 
         args.type == VALUE_DICT || args.type == VALUE_UNDEFINED || f.is_keyed ||
         (args.type == VALUE_SEQ && (args.seq->kind == SEQ_LIST || args.seq->kind == SEQ_RANGE));
     if (!takes_any && f.used < (is_tuple ? args.seq->count : 1))
-        return jinja_fail(run, "not all arguments converted during string formatting");
-    return jinja_take(run, mark, out);
+        return jinja_fail(render, "not all arguments converted during string formatting");
+    return jinja_take(render, mark, out);
 }
