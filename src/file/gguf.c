@@ -274,8 +274,8 @@ static int find_alignment(struct gguf *g, struct err *err) {
 
 /* ---- tensors ---- */
 
-/* A tensor's place in the data section. */
-struct span {
+/* A tensor's bytes in the data section. */
+struct tensor_range {
     uint64_t begin, end;
     uint32_t tensor;
 };
@@ -283,11 +283,11 @@ struct span {
 /* The worst cases of (2): a record is as short as can be and takes four slots in its map. */
 enum { MAP_BYTES = 4 * 24 };
 _Static_assert(sizeof(struct gguf_key) + MAP_BYTES <= METADATA_FACTOR * MIN_KEY_BYTES, "keys");
-_Static_assert(sizeof(struct tensor) + sizeof(struct span) + MAP_BYTES <=
+_Static_assert(sizeof(struct tensor) + sizeof(struct tensor_range) + MAP_BYTES <=
                    METADATA_FACTOR * MIN_TENSOR_BYTES,
                "tensors");
 
-static int take_tensor(struct cursor *c, struct gguf *g, struct span *span) {
+static int take_tensor(struct cursor *c, struct gguf *g, struct tensor_range *range) {
     struct tensor *t = &g->tensors[g->n_tensors];
     struct str name = {0};
     uint32_t n_dims = 0, type = 0;
@@ -304,50 +304,50 @@ static int take_tensor(struct cursor *c, struct gguf *g, struct span *span) {
     for (uint32_t i = 0; i < n_dims && i < GGUF_MAX_DIMS; i++)
         if ((status = take_u64(c, &dims[i])))
             return status;
-    if ((status = take_u32(c, &type)) || (status = take_u64(c, &span->begin)) ||
+    if ((status = take_u32(c, &type)) || (status = take_u64(c, &range->begin)) ||
         (status = gguf_describe(t, name, type, dims, n_dims, c->err)))
         return status;
     if (!strmap_add(&g->tensor_map, name, g->n_tensors))
         return err_set(c->err, SLUICE_ERR_FORMAT, "tensor %.*s appears twice", STR_ARG(name));
-    span->tensor = g->n_tensors++;
+    range->tensor = g->n_tensors++;
     return SLUICE_OK;
 }
 
 static int by_begin(const void *a, const void *b) {
-    const struct span *x = a, *y = b;
+    const struct tensor_range *x = a, *y = b;
     return (x->begin > y->begin) - (x->begin < y->begin);
 }
 
 /* No two tensors may share a byte. Gaps are allowed. */
-static int check_overlaps(const struct gguf *g, struct span *spans, struct err *err) {
+static int check_overlaps(const struct gguf *g, struct tensor_range *ranges, struct err *err) {
     if (g->n_tensors > 0)
-        qsort(spans, g->n_tensors, sizeof *spans, by_begin);
+        qsort(ranges, g->n_tensors, sizeof *ranges, by_begin);
     for (uint32_t i = 1; i < g->n_tensors; i++)
-        if (spans[i].begin < spans[i - 1].end)
+        if (ranges[i].begin < ranges[i - 1].end)
             return err_set(err, SLUICE_ERR_FORMAT,
                            "tensor %.*s begins at offset %" PRIu64
                            " of the data, inside %.*s, which ends at %" PRIu64,
-                           STR_ARG(g->tensors[spans[i].tensor].name), spans[i].begin,
-                           STR_ARG(g->tensors[spans[i - 1].tensor].name), spans[i - 1].end);
+                           STR_ARG(g->tensors[ranges[i].tensor].name), ranges[i].begin,
+                           STR_ARG(g->tensors[ranges[i - 1].tensor].name), ranges[i - 1].end);
     return SLUICE_OK;
 }
 
 /* Points a tensor at its bytes in the data section. */
-static int place_tensor(const struct gguf *g, struct span *span, const uint8_t *data,
+static int place_tensor(const struct gguf *g, struct tensor_range *range, const uint8_t *data,
                         uint64_t data_bytes, struct err *err) {
-    struct tensor *t = &g->tensors[span->tensor];
-    if (span->begin % g->alignment != 0)
+    struct tensor *t = &g->tensors[range->tensor];
+    if (range->begin % g->alignment != 0)
         return err_set(err, SLUICE_ERR_FORMAT,
                        "tensor %.*s is at offset %" PRIu64
                        " of the data, expected a multiple of %u",
-                       STR_ARG(t->name), span->begin, g->alignment);
-    if (span->begin > data_bytes || t->bytes > data_bytes - span->begin)
+                       STR_ARG(t->name), range->begin, g->alignment);
+    if (range->begin > data_bytes || t->bytes > data_bytes - range->begin)
         return err_set(err, SLUICE_ERR_FORMAT,
                        "tensor %.*s has %" PRIu64 " bytes at offset %" PRIu64
                        " of the data, the file has %" PRIu64 " bytes of data",
-                       STR_ARG(t->name), t->bytes, span->begin, data_bytes);
-    span->end = span->begin + t->bytes;
-    t->data = data + span->begin;
+                       STR_ARG(t->name), t->bytes, range->begin, data_bytes);
+    range->end = range->begin + t->bytes;
+    t->data = data + range->begin;
     return SLUICE_OK;
 }
 
@@ -357,11 +357,11 @@ static int take_tensors(struct cursor *c, struct gguf *g, uint64_t count, const 
     if (status || count == 0)
         return status;
     g->tensors = arena_array(&g->arena, count, sizeof *g->tensors);
-    struct span *spans = arena_array(&g->arena, count, sizeof *spans);
-    if (!g->tensors || !spans || !strmap_init(&g->tensor_map, &g->arena, count))
+    struct tensor_range *ranges = arena_array(&g->arena, count, sizeof *ranges);
+    if (!g->tensors || !ranges || !strmap_init(&g->tensor_map, &g->arena, count))
         return err_memory(c->err, "the table of tensors");
     while (!status && g->n_tensors < count)
-        status = take_tensor(c, g, &spans[g->n_tensors]);
+        status = take_tensor(c, g, &ranges[g->n_tensors]);
     if (status)
         return status;
     uint64_t size = (uint64_t)(c->end - start), data_at = 0;
@@ -370,8 +370,8 @@ static int take_tensors(struct cursor *c, struct gguf *g, uint64_t count, const 
                        "the file has %" PRIu64 " bytes, its data begins at %" PRIu64, size,
                        data_at);
     for (uint32_t i = 0; !status && i < count; i++)
-        status = place_tensor(g, &spans[i], start + data_at, size - data_at, c->err);
-    return status ? status : check_overlaps(g, spans, c->err);
+        status = place_tensor(g, &ranges[i], start + data_at, size - data_at, c->err);
+    return status ? status : check_overlaps(g, ranges, c->err);
 }
 
 /* ---- one file ---- */

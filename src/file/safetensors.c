@@ -44,8 +44,8 @@ struct shard {
     uint32_t first, count; /* its tensors */
 };
 
-/* A tensor's place in its buffer. */
-struct span {
+/* A tensor's bytes in its buffer. */
+struct tensor_range {
     uint64_t begin, end;
     const struct tensor *tensor;
 };
@@ -92,30 +92,30 @@ static int read_shape(struct tensor *t, const json_t *shape, struct err *err) {
     return SLUICE_OK;
 }
 
-static int read_span(const struct shard *shard, const struct tensor *t, const json_t *offsets,
-                     struct span *span, struct err *err) {
-    span->tensor = t;
+static int read_range(const struct shard *shard, const struct tensor *t, const json_t *offsets,
+                      struct tensor_range *range, struct err *err) {
+    range->tensor = t;
     if (!json_is_array(offsets) || json_array_size(offsets) != 2 ||
-        !get_count(json_array_get(offsets, 0), &span->begin) ||
-        !get_count(json_array_get(offsets, 1), &span->end))
+        !get_count(json_array_get(offsets, 0), &range->begin) ||
+        !get_count(json_array_get(offsets, 1), &range->end))
         return err_set(err, SLUICE_ERR_FORMAT,
                        "tensor %.*s: data_offsets are not two integers of 0 or more",
                        STR_ARG(t->name));
-    if (span->begin > span->end || span->end > shard->buffer_bytes)
+    if (range->begin > range->end || range->end > shard->buffer_bytes)
         return err_set(err, SLUICE_ERR_FORMAT,
                        "tensor %.*s: data from %" PRIu64 " to %" PRIu64
                        ", expected a range inside the %" PRIu64 " bytes of data",
-                       STR_ARG(t->name), span->begin, span->end, shard->buffer_bytes);
-    if (span->end - span->begin != t->bytes)
+                       STR_ARG(t->name), range->begin, range->end, shard->buffer_bytes);
+    if (range->end - range->begin != t->bytes)
         return err_set(err, SLUICE_ERR_FORMAT,
                        "tensor %.*s: has %" PRIu64 " bytes of data, expected %" PRIu64
                        " by its shape and type %s",
-                       STR_ARG(t->name), span->end - span->begin, t->bytes, t->type_name);
+                       STR_ARG(t->name), range->end - range->begin, t->bytes, t->type_name);
     return SLUICE_OK;
 }
 
 static int read_tensor(const struct shard *shard, struct tensor *t, const json_t *entry,
-                       struct span *span, struct err *err) {
+                       struct tensor_range *range, struct err *err) {
     struct str dtype;
     int status;
     if (!json_is_object(entry))
@@ -138,31 +138,31 @@ static int read_tensor(const struct shard *shard, struct tensor *t, const json_t
         return err_set(err, SLUICE_ERR_FORMAT,
                        "tensor %.*s: its shape has more bytes than can be counted",
                        STR_ARG(t->name));
-    if ((status = read_span(shard, t, json_object_get(entry, "data_offsets"), span, err)))
+    if ((status = read_range(shard, t, json_object_get(entry, "data_offsets"), range, err)))
         return status;
-    t->data = shard->buffer + span->begin;
+    t->data = shard->buffer + range->begin;
     return SLUICE_OK;
 }
 
 /* ---- one shard ---- */
 
 /* An empty tensor comes before the one that begins at the same byte. */
-static int by_place(const void *a, const void *b) {
-    const struct span *x = a, *y = b;
+static int by_begin(const void *a, const void *b) {
+    const struct tensor_range *x = a, *y = b;
     int begin = (x->begin > y->begin) - (x->begin < y->begin);
     return begin ? begin : (x->end > y->end) - (x->end < y->end);
 }
 
-static int check_cover(const struct shard *shard, struct span *spans, struct err *err) {
+static int check_cover(const struct shard *shard, struct tensor_range *ranges, struct err *err) {
     uint64_t at = 0;
     if (shard->count > 0)
-        qsort(spans, shard->count, sizeof *spans, by_place);
-    for (uint32_t i = 0; i < shard->count; at = spans[i++].end)
-        if (spans[i].begin != at)
+        qsort(ranges, shard->count, sizeof *ranges, by_begin);
+    for (uint32_t i = 0; i < shard->count; at = ranges[i++].end)
+        if (ranges[i].begin != at)
             return err_set(err, SLUICE_ERR_FORMAT,
                            "tensor %.*s: begins at %" PRIu64 " of the data, expected %" PRIu64
                            ", where the one before ends",
-                           STR_ARG(spans[i].tensor->name), spans[i].begin, at);
+                           STR_ARG(ranges[i].tensor->name), ranges[i].begin, at);
     if (at != shard->buffer_bytes)
         return err_set(err, SLUICE_ERR_FORMAT,
                        "has %" PRIu64 " bytes of data, its tensors end at %" PRIu64,
@@ -211,7 +211,7 @@ static int parse_header(struct shard *shard, const uint8_t *bytes, size_t size, 
 }
 
 /* Reads the tensors of a shard after those already there. */
-static int read_tensors(struct safetensors *st, struct shard *shard, struct span *spans,
+static int read_tensors(struct safetensors *st, struct shard *shard, struct tensor_range *ranges,
                         struct err *err) {
     const char *name;
     json_t *entry;
@@ -227,7 +227,7 @@ static int read_tensors(struct safetensors *st, struct shard *shard, struct span
         t->name = (struct str){arena_strdup(&st->arena, str_of(name)), strlen(name)};
         if (!t->name.at)
             return err_memory(err, "a tensor's name");
-        if ((status = read_tensor(shard, t, entry, &spans[shard->count], err)))
+        if ((status = read_tensor(shard, t, entry, &ranges[shard->count], err)))
             return status;
         if (!strmap_add(&st->tensor_map, t->name, st->n_tensors))
             return err_set(err, SLUICE_ERR_FORMAT, "tensor %.*s: is in an earlier shard already",
@@ -235,7 +235,7 @@ static int read_tensors(struct safetensors *st, struct shard *shard, struct span
         st->n_tensors++;
         shard->count++;
     }
-    return check_cover(shard, spans, err);
+    return check_cover(shard, ranges, err);
 }
 
 /* The tensors of all shards, whose headers are parsed. */
@@ -249,14 +249,14 @@ static int read_shards(struct safetensors *st, struct shard *shards, uint32_t co
                        "%s: %u file(s) hold %" PRIu64 " tensors, expected at most %d",
                        shards[0].path, count, total, MAX_TENSORS);
     st->tensors = arena_array(&st->arena, total, sizeof *st->tensors);
-    struct span *spans = calloc(total ? total : 1, sizeof *spans);
+    struct tensor_range *ranges = calloc(total ? total : 1, sizeof *ranges);
     int status = SLUICE_OK;
-    if (!st->tensors || !spans || !strmap_init(&st->tensor_map, &st->arena, total))
+    if (!st->tensors || !ranges || !strmap_init(&st->tensor_map, &st->arena, total))
         status = err_memory(err, "the table of tensors");
     for (uint32_t i = 0; !status && i < count; i++)
-        if ((status = read_tensors(st, &shards[i], spans, err)))
+        if ((status = read_tensors(st, &shards[i], ranges, err)))
             err_prefix(err, "%s", shards[i].path);
-    free(spans);
+    free(ranges);
     return status;
 }
 

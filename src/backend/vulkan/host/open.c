@@ -122,41 +122,41 @@ static int make_region(struct backend *b, enum vulkan_memory m, uint64_t bytes, 
     return status || m == VULKAN_IO ? status : vulkan_zero(b, &b->regions[m], err);
 }
 
-struct span {
+struct byte_range {
     uint64_t from, to;
 };
 
-static int compare_spans(const void *a, const void *b) {
-    const struct span *x = a, *y = b;
+static int compare_ranges(const void *a, const void *b) {
+    const struct byte_range *x = a, *y = b;
     return x->from < y->from ? -1 : x->from > y->from;
 }
 
-/* A plan's operands in STATE, after the first n of the spans; returns how many there are then. */
-static uint32_t add_spans(struct plan *plan, struct span *spans, uint32_t n) {
+/* A plan's operands in STATE, after the first n of the ranges; returns how many there are then. */
+static uint32_t add_ranges(struct plan *plan, struct byte_range *ranges, uint32_t n) {
     for (uint32_t i = 0; i < plan->n_ops; i++) {
         struct operand_ref refs[MAX_OPERANDS];
         uint32_t n_refs = op_operands(&plan->ops[i], refs);
         for (uint32_t k = 0; k < n_refs; k++)
             if (refs[k].at->region == REGION_STATE)
-                spans[n++] = (struct span){refs[k].at->offset,
-                                           refs[k].at->offset + operand_bytes(refs[k].at)};
+                ranges[n++] = (struct byte_range){refs[k].at->offset,
+                                                  refs[k].at->offset + operand_bytes(refs[k].at)};
     }
     return n;
 }
 
 /* The operands in STATE of all plans, by offset: a draft plan has not all that others have. NULL:
  * there is no memory. */
-static struct span *list_state(struct plan *const *plans, uint32_t n_plans, uint32_t *n) {
+static struct byte_range *list_state(struct plan *const *plans, uint32_t n_plans, uint32_t *n) {
     size_t most = 1;
     for (uint32_t i = 0; i < n_plans; i++)
         most += (size_t)plans[i]->n_ops * MAX_OPERANDS;
-    struct span *spans = calloc(most, sizeof *spans);
+    struct byte_range *ranges = calloc(most, sizeof *ranges);
     *n = 0;
-    for (uint32_t i = 0; spans && i < n_plans; i++)
-        *n = add_spans(plans[i], spans, *n);
-    if (spans)
-        qsort(spans, *n, sizeof *spans, compare_spans);
-    return spans;
+    for (uint32_t i = 0; ranges && i < n_plans; i++)
+        *n = add_ranges(plans[i], ranges, *n);
+    if (ranges)
+        qsort(ranges, *n, sizeof *ranges, compare_ranges);
+    return ranges;
 }
 
 static int add_state_buffer(struct backend *b, uint64_t begin, uint64_t end, struct err *err) {
@@ -175,21 +175,21 @@ static int make_state(struct backend *b, struct plan *const *plans, uint32_t n_p
     uint64_t limit = b->max_allocation < PIECE_BYTES ? b->max_allocation : PIECE_BYTES;
     uint64_t begin = 0, end = 0; /* of the next buffer; of the operands so far */
     uint32_t n;
-    struct span *spans = list_state(plans, n_plans, &n);
-    if (!spans)
+    struct byte_range *ranges = list_state(plans, n_plans, &n);
+    if (!ranges)
         return err_memory(err, "the table of state");
     int status = SLUICE_OK;
     for (uint32_t i = 0; !status && i <= n; i++) {
-        bool is_cut = i == n || (spans[i].to - begin > limit && spans[i].from >= end &&
-                                 spans[i].from > begin && spans[i].from % 256 == 0);
-        uint64_t to = i == n ? bytes : spans[i].from;
+        bool is_cut = i == n || (ranges[i].to - begin > limit && ranges[i].from >= end &&
+                                 ranges[i].from > begin && ranges[i].from % 256 == 0);
+        uint64_t to = i == n ? bytes : ranges[i].from;
         if (is_cut && to > begin) {
             status = add_state_buffer(b, begin, to, err);
             begin = to;
         }
-        end = i < n && spans[i].to > end ? spans[i].to : end;
+        end = i < n && ranges[i].to > end ? ranges[i].to : end;
     }
-    free(spans);
+    free(ranges);
     return status || bytes == 0 ? status : vulkan_zero(b, &b->regions[VULKAN_STATE], err);
 }
 
