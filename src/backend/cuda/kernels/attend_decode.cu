@@ -25,7 +25,7 @@
  * this kernel computes, are never read from the cache.
  *
  * Reads the sequence's keys and values once: of fp16 4 D bytes a position and KV head. ATTEND of
- * qwen35-4b at 256 positions on an H200: 4.7 us, 11.0 before this kernel. */
+ * qwen35-4b at 256 positions on an H200: 4.7 us. */
 #include "backend/cuda/kernels/attend_quants.cuh"
 #include "backend/cuda/kernels/attend_short.cuh"
 

@@ -1,11 +1,13 @@
 /* attend_fallback.cu - ATTEND of all widths and cache types that attend_batch.cu has not, by plain
  * fp32 arithmetic; and the kernel before all that have many rows, which fills the KV cache.
  *
- * attend_rope_store      a warp a head of a row: queries normed and rotated to memory, for tensor
- *                        cores scaled and rounded to fp16; keys, normed and rotated, and values
- * into the cache, encoded as its type. Clears the counters of attend_wide.cu. attend_fallback_TYPE
- * blocks loop over (query tile of one row, chunk of splits). QK: a warp has four positions at a
- * time; PV: a thread has two columns. Partials are combined as attend_split.cuh says. */
+ * attend_rope_store: a warp a head of a row. Queries are normed and rotated to memory, for tensor
+ * cores scaled and rounded to fp16; keys, normed and rotated, and values are stored into the cache,
+ * encoded as its type. It clears the counters of attend_wide.cu.
+ *
+ * attend_fallback_TYPE: blocks loop over (query tile of one row, chunk of splits). QK: a warp has
+ * four positions at a time; PV: a thread has two columns. Partials are combined as attend_split.cuh
+ * says. */
 #include "backend/cuda/kernels/attend_quants.cuh"
 #include "backend/cuda/kernels/attend_split.cuh"
 

@@ -1,5 +1,5 @@
 /* attend_split.cuh - query tiles, chunks of splits, and combining through global memory, for the
- * kernels of several rows (attend_batch.cu, attend_fallback.cu).
+ * kernels of several rows (attend_batch.cu, attend_staged.cu, attend_fallback.cu).
  *
  * Blocks loop over (tile, chunk). A block that has computed a chunk stores its partial (O, max,
  * sum) and counts itself in; the last of a group combines the group's splits, the last of the

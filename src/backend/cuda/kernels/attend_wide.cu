@@ -3,8 +3,10 @@
  * queries and stored K and V; shorter segments of the step are attend_batch.cu's or
  * attend_staged.cu's.
  *
- *   out = softmax(scale Q K^T) V    causal; a tile is up to 128 queries that read one KV head:
- * query heads of consecutive rows, whose splits have the same length
+ *   out = softmax(scale Q K^T) V    causal
+ *
+ * A tile is up to 128 queries that read one KV head: query heads of consecutive rows, whose splits
+ * have the same length.
  *
  * Blocks, one an SM, take items (groups of splits of a tile, in order of position) from a counter.
  *   warps 0 to 3    the producer: cp.async of Q, K and V into shared memory, 128-byte swizzle; of

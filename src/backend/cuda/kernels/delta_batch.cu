@@ -12,10 +12,11 @@
  *             of 128 values) and the next one's conv inputs loaded to registers.
  *   prefill   Phase 1: all rows are convolved into workspace, a warp a key head or value head of a
  *             row, tasks of 16 taken from an atomic counter. Phase 2: a block computes a tile's
- *             rows one after the other, 8 at a time through two stages in shared memory. After a
- * row that has a cell to store to, it stores state and window there; the last row's is often the
- * segment's own cell, whose window nobody reads any more. A block waits between the phases for
- *             tasks that running blocks have taken: the grid need not be resident at once.
+ *             rows one after the other, 8 at a time through two stages in shared memory. A row
+ *             that has a cell to store to stores state and window there; the last row's is
+ *             often the segment's own cell, whose window nobody reads after phase 1. A block
+ *             waits between the phases for tasks that running blocks have taken: the grid need
+ *             not be resident at once.
  *
  * delta_batch_tile_J_KEY, up to 32 segments a block: a block's tile is given by its number, and it
  * has every blocks_per_tile-th segment. Conv weights and gate constants are loaded before

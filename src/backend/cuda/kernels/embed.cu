@@ -6,7 +6,7 @@
  * changes. Where IO is on the device already (a burst's later steps, and a second EMBED of a step)
  * there is no such block, and rows are read from there. Reads of mapped host memory take more than
  * a microsecond and queue: each block has one read for its row, and the IO block issues all of its
- * reads at once. (EMBED and PICK of one row together: 24 us before, 8 now, H200.)
+ * reads at once. (EMBED and PICK of one row together: 8 us, H200.)
  *
  * TAP: a block an output, a copy of the residual to host memory, RMS-normed where it has a norm:
  * a thread sums every 256th square, then block_sum. */

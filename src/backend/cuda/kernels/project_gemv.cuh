@@ -26,8 +26,8 @@
  *   Q4_K, Q5_K  I = sum of scale * dot, M = sum of min * sum(q): integers, over 4 x 32 columns;
  *               t = d * I; t = fma(-dmin, M, t); v = as * t, as: the activations' scale
  *   Q6_K        I likewise over 8 x 16 columns; v = as * (d * I)
- *   Q8_0        t = d * dot of the first 32 of 128 columns, which two lanes have; t = fma(d, dot,
- * t) of the others; v = as * t
+ *   Q8_0        of 128 columns, which two lanes have: t = d * dot of the first 32;
+ *               t = fma(d, dot, t) of the others; v = as * t
  *
  * The lanes of a row are added one after the other, in order of their columns; that is added to the
  * sum of the K blocks before, which begins at 0. F32: a lane adds its columns one by one, K block

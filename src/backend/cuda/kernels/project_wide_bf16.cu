@@ -4,7 +4,7 @@
  *   out[row][n] = epilogue(factor[row] * sum over k of w[n][k] * a[row][k])
  *
  * A thread block, one an SM, takes tiles of 128 weight rows by ROWS rows of activations; a stage of
- * its pipeline has 64 columns of both. Weights lie in memory as wgmma reads them (formats/tiles.h):
+ * its pipeline has 64 columns of both. Weights are stored as wgmma reads them (formats/tiles.h):
  * lanes of four warps copy 4 or 8 rows of a panel each (a warp alone issues its lanes' bulk copies
  * one after the other, which is too slow), and both parts of the activations are a copy each. Two
  * warpgroups have 64 weight rows each. hi of all rows and lo of all rows are the 2 ROWS

@@ -4,8 +4,9 @@
  *                                       up to 32       attend_batch_fused_*
  *                                       more           attend_rope_store, attend_batch_*,
  *                                                      attend_wide_*         (sm_90 alone)
- *   q8_0 and q4_0, these heads and      up to 15       attend_rope_store, attend_staged_*
- *   heads of 96, fp16 too               more           and attend_wide_*     (sm_90 alone)
+ *   q8_0 and q4_0, these heads          1 row          attend_decode_*       (sm_90 and later)
+ *   these and heads of 96, fp16 too     up to 15       attend_rope_store, attend_staged_*
+ *                                       more           and attend_wide_*     (sm_90 alone)
  *   everything else                                    attend_rope_store, attend_fallback_*
  *   no heads                                           attend_rope_store */
 #include "backend/cuda/ops/attend.h"

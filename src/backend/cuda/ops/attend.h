@@ -13,7 +13,7 @@ enum {
     ATTEND_WARPS = 8,        /* of a block that compute: beside them decode has a producer warp */
     ATTEND_TILE_QUERIES = 8, /* N of the MMAs */
     ATTEND_MAX_WIDTH = 512,  /* of a head */
-    ATTEND_MAX_SPLIT = 128,  /* positions of the longest split */
+    ATTEND_MAX_SPLIT = 128,  /* positions of the longest split but the fallback's, which has 256 */
     ATTEND_GROUP_SPLITS = 8, /* the most splits of a group, and blocks of a cluster */
     ATTEND_MAX_ROWS = 4096,
     ATTEND_WIDE_ROWS = 16,     /* segments of this many rows have a kernel of their own, */

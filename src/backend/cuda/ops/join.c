@@ -5,7 +5,7 @@
 
 /* A thread block a row, also in plans of one row. With a block on every SM (README, rule 4) an LM
  * head that follows is spread unevenly, since those without a row end at once: 257 us instead of
- * 122 (qwen35-4b, H200, in plans that had HIDDEN right before it). */
+ * 122 (qwen35-4b, H200, measured with HIDDEN right before it). */
 static struct cuda_launch launch_of(const struct recorder *r, const char *kernel) {
     return (struct cuda_launch){
         .kernel = kernel, .grid = {r->plan->max_rows, 1, 1}, .threads = JOIN_THREADS};
