@@ -54,7 +54,7 @@ static __device__ __forceinline__ void make_gate(const struct delta_params &p, u
 /* The row's cell and position as IO has them. Before pdl_wait they are nearly always the step's,
  * since EMBED has written them; then they are a guess. Where there is one cell nobody waits for its
  * number. */
-struct place {
+struct cell_position {
     uint32_t cell, position;
 
     __device__ __forceinline__ void load(const struct delta_params &p) {
@@ -160,7 +160,7 @@ static __device__ __forceinline__ void delta_decode_full(const struct delta_para
     uint32_t column = tile.head * p.value_width + tile.first_column + warp * J; /* of all heads */
     bool writes_window = has_channel && (tid >= 2 * FULL_KEY || tile.is_key_owner);
     float4 weights = ld_no_allocate_f32x4(p.conv_weights + (uint64_t)c * 4);
-    struct place guess, now;
+    struct cell_position guess, now;
     guess.load(p);
     struct full_past<J> past;
     past.load(p, guess.cell, column, c);
@@ -193,7 +193,7 @@ static __device__ __forceinline__ void delta_decode_full(const struct delta_para
 
 /* ---- a few rows --------------------------------------------------------------------------- */
 
-/* Segment i as IO has it; before pdl_wait a guess, as struct place. */
+/* Segment i as IO has it; before pdl_wait a guess, as struct cell_position. */
 static __device__ __forceinline__ struct io_segment few_segment(const struct delta_params &p,
                                                                 uint32_t i) {
     uint4 g = ld_volatile_u32x4(p.io.segments + i);

@@ -4,9 +4,9 @@
  * delta_log
  *   grid    blocks_per_tile blocks a head tile of 64 columns, two an SM; a block has every
  *           blocks_per_tile-th segment of its tile
- *   block   convolves a job's q, k and v two jobs ahead, a thread a channel, in one of three
- *           places; the last warp, which has no channels, computes its norms one job ahead; the log
- *           is copied two jobs ahead; one barrier a job
+ *   block   convolves a job's q, k and v two jobs ahead, a thread a channel, into one of three
+ *           buffers; the last warp, which has no channels, computes its norms one job ahead; the
+ *           log is copied two jobs ahead; one barrier a job
  *   warp    4 columns, which it copies to shared memory by cp.async two jobs ahead
  *
  * Before griddepcontrol.wait: conv weights and gate constants.
@@ -220,7 +220,7 @@ struct log_block {
         return cell < p.log_cells ? ld_no_allocate_u32(count_of(p, cell)) : 0;
     }
 
-    /* The warp's columns of a state, to its place in shared memory. */
+    /* The warp's columns of a state, to its buffer in shared memory. */
     __device__ __forceinline__ void copy_state(const struct delta_params &p, uint32_t i,
                                                uint32_t state) const {
         uint32_t at = threadIdx.x / 32 * (J * KEY) + threadIdx.x % 32 * 4;
@@ -357,7 +357,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         b.write_norms(p, s->y[0], 0);
     __syncthreads();
 
-    uint32_t at = 0, at_next = 2; /* job i and i + 2, of three places */
+    uint32_t at = 0, at_next = 2; /* buffers of jobs i and i + 2, of three */
     const struct log_job *job = s->jobs;
     const uint32_t state_at = J * warp * KEY + 4 * lane;
 #pragma unroll 1

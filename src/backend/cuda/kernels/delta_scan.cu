@@ -41,15 +41,15 @@ static __device__ __forceinline__ bool is_scanned(const struct delta_params &p, 
 
 /* ---- the convolution ------------------------------------------------------------------------- */
 
-/* A row's place, in registers of one lane. */
-struct row_place {
+/* Where a row is, in registers of one lane. */
+struct scan_row {
     uint32_t position, cell, before; /* before: rows of its segment before it */
     bool is_scanned;
 };
 
-static __device__ __forceinline__ struct row_place place_of(const struct delta_params &p,
-                                                            uint32_t row, uint32_t n_rows) {
-    struct row_place at = {};
+static __device__ __forceinline__ struct scan_row scan_row_of(const struct delta_params &p,
+                                                              uint32_t row, uint32_t n_rows) {
+    struct scan_row at = {};
     if (row < n_rows) {
         struct io_row io = p.io.rows[row];
         struct io_segment g = p.io.segments[io.segment];
@@ -60,16 +60,15 @@ static __device__ __forceinline__ struct row_place place_of(const struct delta_p
     return at;
 }
 
-static __device__ __forceinline__ struct row_place from_lane(const struct row_place &at, int lane) {
+static __device__ __forceinline__ struct scan_row from_lane(const struct scan_row &at, int lane) {
     return {__shfl_sync(0xffffffffu, at.position, lane), __shfl_sync(0xffffffffu, at.cell, lane),
             __shfl_sync(0xffffffffu, at.before, lane),
             __shfl_sync(0xffffffffu, at.is_scanned, lane) != 0};
 }
 
 /* The row `back` before a row; NULL: before position 0. */
-static __device__ __forceinline__ const float *input_before(const struct delta_params &p,
-                                                            const struct row_place &at,
-                                                            uint32_t row, uint32_t back) {
+static __device__ __forceinline__ const float *
+input_before(const struct delta_params &p, const struct scan_row &at, uint32_t row, uint32_t back) {
     return back > at.position  ? NULL
            : back <= at.before ? p.in + (uint64_t)(row - back) * p.in_stride
                                : window_at(p, at.cell, at.position - back);
@@ -94,7 +93,7 @@ struct channels4 {
     }
 
     __device__ __forceinline__ void load_history(const struct delta_params &p,
-                                                 const struct row_place &at, uint32_t row) {
+                                                 const struct scan_row &at, uint32_t row) {
 #pragma unroll
         for (int t = 0; t < 3; t++) {
             const float *from = input_before(p, at, row, 3 - t);
@@ -126,7 +125,7 @@ struct channels4 {
 
 /* One channel of any conv width; 0 from `end` on. */
 static __device__ __noinline__ float convolve_any(const struct delta_params &p,
-                                                  const struct row_place &at, uint32_t row,
+                                                  const struct scan_row &at, uint32_t row,
                                                   uint32_t c, uint32_t end) {
     float sum = 0;
     if (c >= end)
@@ -145,7 +144,7 @@ static __device__ __noinline__ float convolve_any(const struct delta_params &p,
 template <int N, bool IS_VEC4, class STORE>
 static __device__ __forceinline__ void
 convolve_rows(const struct delta_params &p, const uint32_t (&first)[N], const uint32_t (&end)[N],
-              uint32_t first_row, const struct row_place &places, STORE store) {
+              uint32_t first_row, const struct scan_row &rows, STORE store) {
     struct channels4 channels[IS_VEC4 ? N : 1];
     const float *in = p.in + (uint64_t)first_row * p.in_stride;
     float4 next[N];
@@ -157,7 +156,7 @@ convolve_rows(const struct delta_params &p, const uint32_t (&first)[N], const ui
         }
 #pragma unroll 1
     for (int r = 0; r < ROWS; r++) {
-        struct row_place at = from_lane(places, r);
+        struct scan_row at = from_lane(rows, r);
         uint32_t row = first_row + r;
         float4 x[N];
         float y[4 * N];
@@ -192,7 +191,7 @@ convolve_rows(const struct delta_params &p, const uint32_t (&first)[N], const ui
 template <int M, bool IS_VEC4>
 static __device__ __forceinline__ void convolve_qk(const struct delta_params &p, uint32_t head,
                                                    uint32_t first_row,
-                                                   const struct row_place &places) {
+                                                   const struct scan_row &rows) {
     constexpr int N = M / 2; /* vectors: M / 4 of q, then of k */
     uint32_t first[N], end[N];
 #pragma unroll
@@ -201,7 +200,7 @@ static __device__ __forceinline__ void convolve_qk(const struct delta_params &p,
         first[n] = channel + value_index(n % (N / 2) * 4);
         end[n] = channel + p.key_width;
     }
-    convolve_rows<N, IS_VEC4>(p, first, end, first_row, places, [&](uint32_t row, const float *y) {
+    convolve_rows<N, IS_VEC4>(p, first, end, first_row, rows, [&](uint32_t row, const float *y) {
         uint64_t item = (uint64_t)head * p.max_rows + row;
         float *to = p.conv_qk + item * 2 * 32 * M, q[M], k[M];
 #pragma unroll
@@ -222,11 +221,10 @@ static __device__ __forceinline__ void convolve_qk(const struct delta_params &p,
 /* v of a value head, by head tiles, and its gates. */
 template <bool IS_VEC4>
 static __device__ __forceinline__ void convolve_v(const struct delta_params &p, uint32_t head,
-                                                  uint32_t first_row,
-                                                  const struct row_place &places) {
+                                                  uint32_t first_row, const struct scan_row &rows) {
     uint32_t lane = threadIdx.x % 32, tile = DELTA_WARPS * p.scan_tiling.columns;
     uint32_t channel = 2 * p.key_heads * p.key_width + head * p.value_width;
-    if (lane < ROWS && places.is_scanned) {
+    if (lane < ROWS && rows.is_scanned) {
         const float *in = p.in + (uint64_t)(first_row + lane) * p.in_stride;
         p.gates[(uint64_t)head * p.max_rows + first_row + lane] =
             gate_of(in[p.alpha_column + head], in[p.beta_column + head], p.a[head], p.dt[head]);
@@ -237,7 +235,7 @@ static __device__ __forceinline__ void convolve_v(const struct delta_params &p, 
         uint64_t at = (uint64_t)head * p.scan_tiling.tiles + column / tile;
         float *to = p.conv_v + at * p.max_rows * tile + column % tile;
         convolve_rows<1, IS_VEC4>(
-            p, first, end, first_row, places, [&](uint32_t row, const float *y) {
+            p, first, end, first_row, rows, [&](uint32_t row, const float *y) {
                 if (column < p.padded_value)
                     *(float4 *)(to + (uint64_t)row * tile) = make_float4(y[0], y[1], y[2], y[3]);
             });
@@ -250,19 +248,19 @@ template <int M> static __device__ __forceinline__ void delta_conv(const struct 
     uint32_t head = blockIdx.x * CONV_WARPS + threadIdx.x / 32;
     if (first_row >= n_rows || head >= p.key_heads + p.value_heads)
         return;
-    struct row_place places = place_of(p, lane < ROWS ? first_row + lane : n_rows, n_rows);
-    if (!__any_sync(0xffffffffu, places.is_scanned))
+    struct scan_row rows = scan_row_of(p, lane < ROWS ? first_row + lane : n_rows, n_rows);
+    if (!__any_sync(0xffffffffu, rows.is_scanned))
         return;
     bool is_vec4 = p.conv_width == 4 && p.is_conv_vec4 && p.value_width % 4 == 0;
     if (head >= p.key_heads) {
         if (is_vec4)
-            convolve_v<true>(p, head - p.key_heads, first_row, places);
+            convolve_v<true>(p, head - p.key_heads, first_row, rows);
         else
-            convolve_v<false>(p, head - p.key_heads, first_row, places);
+            convolve_v<false>(p, head - p.key_heads, first_row, rows);
     } else if (is_vec4) {
-        convolve_qk<M, true>(p, head, first_row, places);
+        convolve_qk<M, true>(p, head, first_row, rows);
     } else {
-        convolve_qk<M, false>(p, head, first_row, places);
+        convolve_qk<M, false>(p, head, first_row, rows);
     }
 }
 
