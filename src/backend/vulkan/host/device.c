@@ -27,8 +27,8 @@ static bool has(const struct extensions *e, const char *name) {
     return false;
 }
 
-/* SLUICE_VULKAN_PLAIN=1: the shaders of a device without any optional feature; matrix: the shader
- * for matrices, by plain code. Both are for tests. */
+/* SLUICE_VULKAN_PLAIN=1: the shaders of a device without optional features (how it imports and
+ * copies stays); matrix: the shader for matrices, by plain code. Both are for tests. */
 static bool is_plain_forced(const char *how) {
     const char *plain = getenv("SLUICE_VULKAN_PLAIN");
     return plain && strcmp(plain, how) == 0;

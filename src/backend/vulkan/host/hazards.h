@@ -18,7 +18,7 @@ enum vulkan_memory {
     VULKAN_IO, /* the host's block: shaders read masks and biases, and write tokens and logits */
     VULKAN_IO_COPY, /* of its beginning, up to the page changes, on the device; step.c writes it */
     VULKAN_WORK,    /* of the running op */
-    VULKAN_TABLES,  /* cos and sin, made at load */
+    VULKAN_TABLES,  /* cos and sin, codebooks, counters: vulkan_angles, _grids, _counter_words */
     VULKAN_BANDWIDTH, /* of limits.c, made when it first measures */
     VULKAN_MEMORIES,
 };
