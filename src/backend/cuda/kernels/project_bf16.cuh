@@ -6,17 +6,17 @@
  *                                  the largest |a * s| of it in [2^14, 2^15): |e| <= 2^-22 |a * s|,
  *                                  or 2^-39 of the largest
  *   chain    c = 0; for every step of 16 columns, in order: c = mma(w, part, c)
- *   slots    the panels of 64 columns of a split of K are dealt in turn to S = 16 / T slots, T the
- *            rows of a tile: each slot is a chain of w * hi and one of w * lo
- *   sum      v = 0; for every split, for every slot: v = v + (hi's chain + lo's), in f32
+ *   stripes  the panels of 64 columns of a split of K are dealt in turn to S = 16 / T stripes, T
+ *            the rows of a tile: each stripe is a chain of w * hi and one of w * lo
+ *   sum      v = 0; for every split, for every stripe: v = v + (hi's chain + lo's), in f32
  *
  * then factor (of F16 factor / s), bias, epilogue. A product of two parts is exact in f32; an mma
  * adds 16 of them to an f32 sum and truncates, which costs less than 2^-22 of the largest of its
  * terms. mma.sync and wgmma give the same bits, and the order of the columns within a step does not
  * matter (measured on an H200: docs/lab/cuda.md), so a kernel takes the shape it likes:
- * project_gemv.cuh has the slots of a K block as the 16 rows of A, and slots, rows and parts as the
- * columns of B; project_wide_bf16.cu both parts of 16 to 128 rows as the columns of one wgmma, a
- * slot after the other.
+ * project_gemv.cuh has the stripes of a K block as the 16 rows of A, and stripes, rows and parts as
+ * the columns of B; project_wide_bf16.cu both parts of 16 to 128 rows as the columns of one wgmma,
+ * a stripe after the other.
  *
  * F32 segments beside BF16 or F16 ones are multiplied with hi + lo, not a: the qact has only those.
  * F16 beside BF16 or int8 ones is expanded to F32 (host/load.c): a row has parts of one kind.
@@ -135,9 +135,9 @@ static __device__ __forceinline__ struct bf16_parts load_bf16_parts(const uint8_
 /* ---- a K block times R rows, by one warp: A is weights, B the parts ---------------------------
  *
  * A K block is S panels of T rows of 128 bytes (tiles.h): 16 lines, the rows of A, of four steps.
- * Columns of B are (slot, row, part), eight a tile of B: of C are wanted the values where the slots
- * of A's row and B's column are the same. So a K block of one row is four MMAs, however high its
- * tile. */
+ * Columns of B are (stripe, row, part), eight a tile of B: of C are wanted the values where the
+ * stripes of A's row and B's column are the same. So a K block of one row is four MMAs, however
+ * high its tile. */
 
 /* What a lane reads. */
 struct bf16_lane {
@@ -233,19 +233,19 @@ static __device__ __forceinline__ void dot_bf16(const bf16_weights &a, uint32_t 
     }
 }
 
-/* A task's sums of all slots to its partials, (row, line): 16 lines are S slots of T rows. */
+/* A task's sums of all stripes to its partials, (row, line): 16 lines are S stripes of T rows. */
 template <int R>
 static __device__ __forceinline__ void
-store_bf16_slots(const float (&acc)[R][4], const struct bf16_lane &own, float *partials) {
+store_bf16_stripes(const float (&acc)[R][4], const struct bf16_lane &own, float *partials) {
     uint32_t lane = threadIdx.x % 32, line = lane / 4;
     uint32_t upper = line >> own.row_shift, lower = (line + 8) >> own.row_shift;
 #pragma unroll
     for (int t = 0; t < R; t++) {
-        uint32_t column = 4 * t + lane % 4, slot = column / R;
+        uint32_t column = 4 * t + lane % 4, stripe = column / R;
         float *to = partials + column % R * 16 + line;
-        if (slot == upper)
+        if (stripe == upper)
             to[0] = __fadd_rn(acc[t][0], acc[t][1]);
-        if (slot == lower)
+        if (stripe == lower)
             to[8] = __fadd_rn(acc[t][2], acc[t][3]);
     }
 }
@@ -261,13 +261,13 @@ static __device__ __forceinline__ void sum_bf16(float (&acc)[R][4], const struct
         lower[t] = __fadd_rn(acc[t][2], acc[t][3]);
     }
 #pragma unroll
-    for (int slot = 0; slot < 4; slot++) {
-        if (slot << own.row_shift >= 16)
+    for (int stripe = 0; stripe < 4; stripe++) {
+        if (stripe << own.row_shift >= 16)
             break;
-        uint32_t line = ((uint32_t)slot << own.row_shift) + row;
+        uint32_t line = ((uint32_t)stripe << own.row_shift) + row;
 #pragma unroll
         for (int r = 0; r < R; r++) {
-            int column = slot * R + r, t = column / 4;
+            int column = stripe * R + r, t = column / 4;
             float a = __shfl_sync(~0u, upper[t], line % 8 * 4 + column % 4),
                   b = __shfl_sync(~0u, lower[t], line % 8 * 4 + column % 4);
             sum[r] = __fadd_rn(sum[r], line < 8 ? a : b);
@@ -279,16 +279,16 @@ static __device__ __forceinline__ void sum_bf16(float (&acc)[R][4], const struct
 }
 
 /* A result out of the partials of a split, added to v. */
-static __device__ __forceinline__ float add_bf16_slots(float v, const float *partials,
-                                                       uint32_t row_shift) {
+static __device__ __forceinline__ float add_bf16_stripes(float v, const float *partials,
+                                                         uint32_t row_shift) {
     float w[4];
-    uint32_t slots = 16u >> row_shift;
+    uint32_t stripes = 16u >> row_shift;
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++)
-        w[i] = i < slots ? partials[i << row_shift] : 0;
+        w[i] = i < stripes ? partials[i << row_shift] : 0;
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++)
-        v = i < slots ? __fadd_rn(v, w[i]) : v;
+        v = i < stripes ? __fadd_rn(v, w[i]) : v;
     return v;
 }
 

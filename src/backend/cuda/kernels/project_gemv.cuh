@@ -935,13 +935,13 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
             phase ^= stage == 0;
         }
         uint32_t row = stored_row<SET>(type, s.lane_shift), n = (t.tile << s.row_shift) + row;
-        bool stores = row != ~0u, are_slots = is_bf16<SET>(type) && !is_direct;
-        if (are_slots)
-            store_bf16_slots<R>(acc, own.bf16, partials + i * R * PROJECT_TILE_ROWS);
+        bool stores = row != ~0u, are_stripes = is_bf16<SET>(type) && !is_direct;
+        if (are_stripes)
+            store_bf16_stripes<R>(acc, own.bf16, partials + i * R * PROJECT_TILE_ROWS);
         else
             sum_task<SET, R>(type, own, acc);
 #pragma unroll
-        for (int r = 0; r < R && !are_slots; r++) {
+        for (int r = 0; r < R && !are_stripes; r++) {
             float v = acc[r][0];
             if (!is_direct) {
                 if (stores)
@@ -1016,7 +1016,7 @@ static __device__ __forceinline__ float add_splits(const struct project_segment 
     partials += first % PROJECT_TILE_ROWS + (r + first / PROJECT_TILE_ROWS * R) * PROJECT_TILE_ROWS;
 #pragma unroll 1
     for (; splits; splits--, partials += R * PROJECT_TILE_ROWS)
-        v = is_bf16<SET>(s.type) ? add_bf16_slots(v, partials, s.row_shift)
+        v = is_bf16<SET>(s.type) ? add_bf16_stripes(v, partials, s.row_shift)
                                  : __fadd_rn(v, *partials);
     return v;
 }

@@ -50,7 +50,7 @@ template <int ROWS> struct bf16_pipeline {
 
 struct bf16_tile {
     uint32_t segment, n_block, row_block;
-    uint32_t first_chain, end_chain; /* that this thread block multiplies */
+    uint32_t first_stripe, end_stripe; /* that this thread block multiplies */
 };
 
 /* Tiles that n weight rows are; with SwiGLU a tile has half as many rows of each matrix. */
@@ -62,23 +62,23 @@ static __device__ __forceinline__ uint32_t count_n_blocks(const struct wide_bf16
 
 /* Slots of all K splits of a tile, one after the other (project_bf16.cuh): all that are multiplied
  * before sums are added. */
-static __device__ __forceinline__ uint32_t count_chains(const struct project_segment &s) {
+static __device__ __forceinline__ uint32_t count_stripes(const struct project_segment &s) {
     return s.splits << (4 - s.row_shift);
 }
 
-struct bf16_chain {
+struct bf16_stripe {
     uint32_t panel, panels; /* the first, and how many: every S-th panel */
 };
 
-static __device__ __forceinline__ struct bf16_chain find_chain(const struct project_segment &s,
-                                                               uint32_t i) {
+static __device__ __forceinline__ struct bf16_stripe find_stripe(const struct project_segment &s,
+                                                                 uint32_t i) {
     uint32_t shift = 4 - s.row_shift, split = i >> shift;
     return {(task_first_kblock(s, split) << shift) + (i & ((1u << shift) - 1)),
             task_kblocks(s, split)};
 }
 
-/* Tile t of the step (with clusters, of this block's place in them), or one chain of it. Row blocks
- * in groups, so that those that run together share weights and activations. */
+/* Tile t of the step (with clusters, of this block's place in them), or one stripe of it. Row
+ * blocks in groups, so that those that run together share weights and activations. */
 template <int ROWS, int CLUSTER>
 static __device__ __forceinline__ bool find_tile(const struct wide_bf16_params &p, uint32_t t,
                                                  uint32_t n_rows, struct bf16_tile &out) {
@@ -86,11 +86,11 @@ static __device__ __forceinline__ bool find_tile(const struct wide_bf16_params &
 #pragma unroll 1
     for (uint32_t i = 0; i < p.n_segments; i++) {
         uint32_t blocks = (count_n_blocks(p, p.segments[i].n) + CLUSTER - 1) / CLUSTER;
-        uint32_t n = row_blocks * blocks, chains = count_chains(p.segments[i]);
-        uint32_t parts = p.is_split_k ? chains : 1;
+        uint32_t n = row_blocks * blocks, stripes = count_stripes(p.segments[i]);
+        uint32_t parts = p.is_split_k ? stripes : 1;
         if (t < n * parts) {
-            uint32_t chain = t / n;
-            t -= chain * n;
+            uint32_t stripe = t / n;
+            t -= stripe * n;
             uint32_t first = t / (blocks * p.group_rows) * p.group_rows;
             uint32_t group = min(row_blocks - first, p.group_rows);
             t -= first * blocks;
@@ -98,8 +98,8 @@ static __device__ __forceinline__ bool find_tile(const struct wide_bf16_params &
             out.segment = i;
             out.row_block = first + t - block * group;
             out.n_block = block * CLUSTER + (CLUSTER > 1 ? blockIdx.x % CLUSTER : 0);
-            out.first_chain = chain;
-            out.end_chain = p.is_split_k ? chain + 1 : chains;
+            out.first_stripe = stripe;
+            out.end_stripe = p.is_split_k ? stripe + 1 : stripes;
             return true;
         }
         t -= n * parts;
@@ -170,11 +170,11 @@ static __device__ __forceinline__ void copy_tile(const struct wide_bf16_params &
     struct weight_rows own = find_weight_rows(p, t);
     const uint8_t *first = own.at;
 #pragma unroll 1
-    for (uint32_t i = t.first_chain; i < t.end_chain; i++) {
-        struct bf16_chain chain = find_chain(s, i);
-        own.at = first + (uint64_t)chain.panel * own.step;
+    for (uint32_t i = t.first_stripe; i < t.end_stripe; i++) {
+        struct bf16_stripe stripe = find_stripe(s, i);
+        own.at = first + (uint64_t)stripe.panel * own.step;
 #pragma unroll 1
-        for (; chain.panels; chain.panels--) {
+        for (; stripe.panels; stripe.panels--) {
             if (n_copied) {
                 n_copied--;
             } else {
@@ -182,10 +182,10 @@ static __device__ __forceinline__ void copy_tile(const struct wide_bf16_params &
                 copy_weights<ROWS>(own, pipe);
                 __syncwarp(); /* lanes that copy nothing would miss the stage's next phase */
             }
-            copy_acts<ROWS, CLUSTER>(p, t, chain.panel, pipe);
+            copy_acts<ROWS, CLUSTER>(p, t, stripe.panel, pipe);
             pipe.next(p);
             own.at += TILE_KBLOCK_FLOAT;
-            chain.panel += 16u >> s.row_shift;
+            stripe.panel += 16u >> s.row_shift;
         }
     }
 }
@@ -198,10 +198,10 @@ static __device__ __forceinline__ uint32_t copy_ahead(const struct wide_bf16_par
     struct bf16_tile t;
     if (p.row_blocks > 1 || !find_tile<ROWS, 1>(p, blockIdx.x, 1, t))
         return 0;
-    struct bf16_chain chain = find_chain(p.segments[t.segment], t.first_chain);
-    uint32_t n = min(chain.panels, p.stages);
+    struct bf16_stripe stripe = find_stripe(p.segments[t.segment], t.first_stripe);
+    uint32_t n = min(stripe.panels, p.stages);
     struct weight_rows own = find_weight_rows(p, t);
-    own.at += (uint64_t)chain.panel * own.step;
+    own.at += (uint64_t)stripe.panel * own.step;
 #pragma unroll 1
     for (uint32_t i = 0; i < n; i++, own.at += TILE_KBLOCK_FLOAT, pipe.next(p))
         copy_weights<ROWS>(own, pipe);
@@ -262,11 +262,11 @@ static __device__ __forceinline__ void multiply_panel(float (&c)[ROWS], uint32_t
     wgmma_commit();
 }
 
-/* A chain: both parts of it in c. */
+/* A stripe: both parts of it in c. */
 template <int TYPE, int ROWS, int CLUSTER>
-static __device__ __forceinline__ void multiply_chain(const struct wide_bf16_params &p,
-                                                      float (&c)[ROWS], uint32_t panels,
-                                                      struct bf16_pipeline<ROWS> &pipe) {
+static __device__ __forceinline__ void multiply_stripe(const struct wide_bf16_params &p,
+                                                       float (&c)[ROWS], uint32_t panels,
+                                                       struct bf16_pipeline<ROWS> &pipe) {
     uint32_t before = 0;
 #pragma unroll
     for (int i = 0; i < ROWS; i++)
@@ -316,18 +316,18 @@ struct whole_tile {
 
 /* ---- the multiplying warpgroups ----------------------------------------------------------- */
 
-/* A chain's sums to the workspace; the last thread block of the tile's adds all, in order, and has
+/* A stripe's sums to the workspace; the last thread block of the tile's adds all, in order, and has
  * them in v. */
 template <int ROWS>
 static __device__ __forceinline__ bool
-combine_chains(const struct wide_bf16_params &p, const struct bf16_tile &t, float (&v)[ROWS / 2]) {
+combine_stripes(const struct wide_bf16_params &p, const struct bf16_tile &t, float (&v)[ROWS / 2]) {
     constexpr uint32_t THREADS = WIDE_N * 2;
     const struct project_segment &s = p.segments[t.segment];
     uint32_t tile = s.first_tile + t.n_block * p.row_blocks + t.row_block;
-    uint32_t chains = count_chains(s);
+    uint32_t stripes = count_stripes(s);
     float4 *partials =
-        (float4 *)p.partials + (uint64_t)tile * p.max_chains * (ROWS / 8) * THREADS + threadIdx.x;
-    float4 *own = partials + (uint64_t)t.first_chain * (ROWS / 8) * THREADS;
+        (float4 *)p.partials + (uint64_t)tile * p.max_stripes * (ROWS / 8) * THREADS + threadIdx.x;
+    float4 *own = partials + (uint64_t)t.first_stripe * (ROWS / 8) * THREADS;
 #pragma unroll
     for (int i = 0; i < ROWS / 8; i++)
         own[i * THREADS] = make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
@@ -335,7 +335,7 @@ combine_chains(const struct wide_bf16_params &p, const struct bf16_tile &t, floa
     any_barrier_sync(1, THREADS);
     if (threadIdx.x == 0) {
         uint32_t before = atomic_inc_acq_rel_gpu(p.arrivals + tile);
-        *last = before == chains - 1;
+        *last = before == stripes - 1;
         if (*last)
             p.arrivals[tile] = 0;
     }
@@ -346,10 +346,10 @@ combine_chains(const struct wide_bf16_params &p, const struct bf16_tile &t, floa
     for (int i = 0; i < ROWS / 2; i++)
         v[i] = 0;
 #pragma unroll 1
-    for (uint32_t chain = 0; chain < chains; chain++)
+    for (uint32_t stripe = 0; stripe < stripes; stripe++)
 #pragma unroll
         for (int i = 0; i < ROWS / 8; i++) {
-            float4 w = __ldcg(partials + (uint64_t)(chain * (ROWS / 8) + i) * THREADS);
+            float4 w = __ldcg(partials + (uint64_t)(stripe * (ROWS / 8) + i) * THREADS);
             v[4 * i] = __fadd_rn(v[4 * i], w.x);
             v[4 * i + 1] = __fadd_rn(v[4 * i + 1], w.y);
             v[4 * i + 2] = __fadd_rn(v[4 * i + 2], w.z);
@@ -368,13 +368,13 @@ static __device__ __forceinline__ void multiply_tile(const struct wide_bf16_para
     for (int i = 0; i < ROWS / 2; i++)
         sum[i] = 0;
 #pragma unroll 1
-    for (uint32_t i = t.first_chain; i < t.end_chain; i++) {
-        multiply_chain<TYPE, ROWS, CLUSTER>(p, c, find_chain(s, i).panels, pipe);
+    for (uint32_t i = t.first_stripe; i < t.end_stripe; i++) {
+        multiply_stripe<TYPE, ROWS, CLUSTER>(p, c, find_stripe(s, i).panels, pipe);
 #pragma unroll
         for (int v = 0; v < ROWS / 2; v++)
             sum[v] = __fadd_rn(sum[v], __fadd_rn(c[v], c[ROWS / 2 + v]));
     }
-    if (p.is_split_k && count_chains(s) > 1 && !combine_chains<ROWS>(p, t, sum))
+    if (p.is_split_k && count_stripes(s) > 1 && !combine_stripes<ROWS>(p, t, sum))
         return;
     store_tile<ROWS, whole_tile>(p, t, n_rows, sum);
 }

@@ -9,7 +9,7 @@
 enum {
     SPLIT_THREADS = 512, /* at most */
     GROUP_ROWS = 8,      /* with 8 blocks of rows by 8 pairs of tiles at once, all SMs are busy */
-    MAX_CHAINS = 64,     /* of a tile over thread blocks: their sums go through memory */
+    MAX_STRIPES = 64,    /* of a tile over thread blocks: their sums go through memory */
 };
 
 /* What the kernels of an op share. */
@@ -59,12 +59,12 @@ static uint32_t choose_rows(const struct wide_bf16_params *w, uint32_t bucket, u
     return rounds_64 * 4 < rounds_128 * 7 ? 64 : 128;
 }
 
-/* Chains over thread blocks, where there are fewer tiles than SMs. */
+/* Stripes over thread blocks, where there are fewer tiles than SMs. */
 static void split_over_blocks(struct recorder *r, struct wide_bf16_params *w, uint32_t rows,
                               uint32_t bucket) {
     uint32_t tiles = count_tiles(w, rows, bucket), first = 0;
     w->row_blocks = div_up(bucket, rows);
-    w->is_split_k = w->max_chains > 1 && w->max_chains <= MAX_CHAINS &&
+    w->is_split_k = w->max_stripes > 1 && w->max_stripes <= MAX_STRIPES &&
                     tiles * 2 <= r->n_sms * (rows <= 32 ? 8 : 3);
     if (!w->is_split_k)
         return;
@@ -72,7 +72,7 @@ static void split_over_blocks(struct recorder *r, struct wide_bf16_params *w, ui
         w->segments[i].first_tile = first;
         first += w->row_blocks * wide_n_blocks(w->epilogue, w->segments[i].n);
     }
-    w->partials = recorder_work(r, (uint64_t)tiles * w->max_chains * rows * WIDE_N * 4);
+    w->partials = recorder_work(r, (uint64_t)tiles * w->max_stripes * rows * WIDE_N * 4);
     w->arrivals = recorder_counters(r, tiles);
 }
 
@@ -90,8 +90,8 @@ static int record_product(struct recorder *r, const struct bf16_op *op) {
                                  .group_rows = GROUP_ROWS};
     for (uint32_t i = 0; i < p->n_segments; i++)
         if (p->segments[i].type == op->type) {
-            w.max_chains =
-                max_u32(w.max_chains, p->segments[i].splits << (4 - p->segments[i].row_shift));
+            w.max_stripes =
+                max_u32(w.max_stripes, p->segments[i].splits << (4 - p->segments[i].row_shift));
             w.segments[w.n_segments++] = p->segments[i];
         }
     w.n_segments = p->epilogue == EPILOGUE_SWIGLU ? 1 : w.n_segments;

@@ -41,13 +41,13 @@ struct wide_bf16_params {
     uint32_t out_stride, epilogue, has_bias;
     uint32_t n_segments; /* SwiGLU: 1, gate; up follows it */
     uint32_t stages;
-    uint32_t is_split_k; /* tiles are few: different thread blocks multiply the chains of one, and
-                           the last of them adds */
-    float *partials;     /* (tile, chain, four values, thread, value) */
-    uint32_t *arrivals;  /* a tile each; 0 between two steps */
-    uint32_t max_chains; /* of a tile */
-    uint32_t row_blocks; /* of the bucket; segments' first_tile counts tiles of it */
-    uint32_t group_rows; /* row blocks of a group: see find_tile */
+    uint32_t is_split_k;  /* tiles are few: different thread blocks multiply the stripes of one, and
+                            the last of them adds */
+    float *partials;      /* (tile, stripe, four values, thread, value) */
+    uint32_t *arrivals;   /* a tile each; 0 between two steps */
+    uint32_t max_stripes; /* of a tile */
+    uint32_t row_blocks;  /* of the bucket; segments' first_tile counts tiles of it */
+    uint32_t group_rows;  /* row blocks of a group: see find_tile */
     struct project_segment segments[PROJECT_SEGMENTS]; /* n_tiles: as in memory */
 };
 
