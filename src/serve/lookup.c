@@ -3,8 +3,8 @@
  * In: the tokens of a text, as it grows.  Out: guesses of what follows.
  *
  * (1) Every position of the text but the last that has three tokens before it is in the index: in
- * the list of the bucket of their hash, newest first. (2) Buckets are not verified: what is found
- * is compared token by token. */
+ *     the list of the bucket of their hash, newest first.
+ * (2) Buckets are not verified: what is found is compared token by token. */
 #include "serve/lookup.h"
 
 #include <string.h>
