@@ -412,6 +412,7 @@ TEST(hub_refuses_configs_that_cannot_be_run) {
         {"qwen3-a", "rope_scaling", "{}", NULL},
         {"qwen3-a", "use_sliding_window", "1", "use_sliding_window is 1, which is not supported"},
         {"qwen3-a", "use_sliding_window", "null", NULL},
+        {"qwen3-a", "tie_word_embeddings", "1", "tie_word_embeddings is 1, expected true or false"},
         {"qwen3moe-a", "norm_topk_prob", "null", NULL},
         {"qwen3-a", "layer_types", "[\"full_attention\",\"linear_attention\"]",
          "layer 1 is linear_attention, expected full_attention for qwen3"},

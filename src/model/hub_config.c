@@ -72,11 +72,6 @@ int hub_flag(const struct hub *h, const char *name, bool fallback, bool *out, st
                    h->folder->path, name, found(v, text));
 }
 
-static bool flag(const struct hub *h, const char *name, bool fallback) {
-    const json_t *v = json_object_get(h->folder->config, name);
-    return json_is_boolean(v) ? json_is_true(v) : fallback;
-}
-
 const json_t *hub_rope(const struct hub *h) {
     const json_t *v = json_object_get(h->folder->config, "rope_parameters");
     if (json_object_size(v) == 0)
@@ -205,7 +200,7 @@ static bool has_windows(const struct hub *h) {
 
 /* The flag alone says nothing: the layers before max_window_layers have no window. */
 static int check_windows(const struct hub *h, struct err *err) {
-    if (flag(h, "use_sliding_window", false) && !has_windows(h))
+    if (json_is_true(json_object_get(h->folder->config, "use_sliding_window")) && !has_windows(h))
         return SLUICE_OK;
     return hub_refuse_flag(h, "use_sliding_window", false, err);
 }
@@ -273,13 +268,13 @@ int hub_read_config(struct hub *h, struct err *err) {
     h->n_kv_heads = h->n_heads;
     h->head_dim = h->hidden / h->n_heads;
     if ((status = hub_count(h, "num_key_value_heads", 1 << 12, &h->n_kv_heads, err)) ||
-        (status = hub_count(h, "head_dim", 1024, &h->head_dim, err)))
+        (status = hub_count(h, "head_dim", 1024, &h->head_dim, err)) ||
+        (status = hub_flag(h, "tie_word_embeddings", false, &h->is_tied, err)))
         return status;
     if (h->head_dim == 0 || h->head_dim % 2 != 0)
         return err_set(err, SLUICE_ERR_FORMAT,
                        "%s/config.json: head_dim is %u, expected an even number", h->folder->path,
                        h->head_dim);
-    h->is_tied = flag(h, "tie_word_embeddings", false);
     return h->arch->hub_config ? h->arch->hub_config(h, err) : SLUICE_OK;
 }
 
