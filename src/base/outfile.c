@@ -180,32 +180,39 @@ static int cannot_create(const char *path, struct err *err) {
                    "%s: cannot create: %s", path[0] ? path : "''", locale_error(errno));
 }
 
-int outfile_open(struct outfile *out, const char *path, struct err *err) {
+/* The target is the caller's to set; is_begun says whether there was memory for all. */
+static void begin(struct outfile *out, const char *path) {
     *out = (struct outfile){.fd = -1};
     out->path = strdup(path);
     out->buffer = malloc(BUFFER_BYTES);
-    out->target = follow_links(path);
-    if (out->path && out->buffer && out->target)
-        out->fd = open_target(out);
-    if (out->fd >= 0)
-        return SLUICE_OK;
+}
+
+static bool is_begun(const struct outfile *out) {
+    return out->path && out->buffer && out->target;
+}
+
+/* The error of what has just failed. */
+static int fail_to_open(struct outfile *out, const char *path, struct err *err) {
     int code = cannot_create(path, err);
     outfile_abort(out);
     return code;
 }
 
+int outfile_open(struct outfile *out, const char *path, struct err *err) {
+    begin(out, path);
+    out->target = follow_links(path);
+    if (is_begun(out))
+        out->fd = open_target(out);
+    return out->fd >= 0 ? SLUICE_OK : fail_to_open(out, path, err);
+}
+
 int outfile_open_own(struct outfile *out, const char *path, struct err *err) {
-    *out = (struct outfile){.fd = -1};
-    out->path = strdup(path);
-    out->buffer = malloc(BUFFER_BYTES);
+    begin(out, path);
     out->target = strdup(path);
-    if (out->path && out->buffer && out->target)
+    if (is_begun(out))
         out->fd = open_temporary(out, NULL);
-    if (out->fd >= 0 && fchmod(out->fd, 0600) == 0)
-        return SLUICE_OK;
-    int code = cannot_create(path, err);
-    outfile_abort(out);
-    return code;
+    bool is_good = out->fd >= 0 && fchmod(out->fd, 0600) == 0;
+    return is_good ? SLUICE_OK : fail_to_open(out, path, err);
 }
 
 int outfile_check(const char *path, struct err *err) {
