@@ -1,6 +1,7 @@
 /* state.c - the memory of sequences: slots, pages of the KV cache, recurrent state, snapshots.
  *
- * In: slot numbers and lengths from batch.c and api.c.  Out: which item of STATE belongs to whom.
+ * In: slot numbers and lengths from batch.c and api_seq.c.  Out: which item of STATE belongs to
+ * whom.
  *
  * (1) A slot is open or closed. A closed one has no pages, no marks, no tokens.
  * (2) Between steps an open slot has exactly the pages that its length needs. A page's count of

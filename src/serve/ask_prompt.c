@@ -148,7 +148,8 @@ static json_t *as_named(const json_t *message) {
     if (role && strcmp(role, "assistant") == 0)
         json_object_del(out, "name");
     json_array_foreach(json_object_get(out, "tool_calls"), i, call) {
-        json_object_set_new(call, "id", json_string(""));
+        if (json_object_get(call, "id")) /* without one nothing is left out */
+            json_object_set_new(call, "id", json_string(""));
     }
     return out;
 }
