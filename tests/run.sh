@@ -212,7 +212,9 @@ quick() {
     suite "the page in a browser" python3 tests/test_page.py build/sluice
     ! $vulkan_runs || check_vulkan_models $vulkan
     suite "JSON schemas, release" python3 tests/test_schemas.py build/walk
+    suite "regular expressions, release" python3 tests/test_regexes.py build/walk
     suite "JSON schemas, sanitizers" python3 tests/test_schemas.py build/asan/walk
+    suite "regular expressions, sanitizers" python3 tests/test_regexes.py build/asan/walk
     suite "conversations, leaks" python3 tests/test_chat.py build/asan/sluice edited several_lines_through
     replay_all
     check "includes point downwards" bash tools/check_layers.sh

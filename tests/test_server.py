@@ -542,8 +542,8 @@ def test_formats_of_vllms_clients():
     odd = ['"', "\\", "a\\nb", "x\ny [z] # |", "é漢", "a", "ab"]
     paths = {"/v1/chat/completions": lambda kw: s.chat(**kw)["choices"][0]["message"]["content"],
              "/v1/completions": lambda kw: s.request("POST", "/v1/completions", {"prompt": "A fox", "max_tokens": 64, **kw})[2]["choices"][0]["text"]}
-    both = lambda kind, value: ({f"guided_{kind}": value, "guided_decoding_backend": "xgrammar", "guided_regex": None},
-                                {"structured_outputs": {kind: value, "regex": None, "disable_fallback": False}})
+    both = lambda kind, value: ({"guided_regex": None, f"guided_{kind}": value, "guided_decoding_backend": "xgrammar"},
+                                {"structured_outputs": {"regex": None, kind: value, "disable_fallback": False}})
     for path, said in paths.items():
         answer = lambda fields, **kw: said({**fields, "temperature": 1, "max_tokens": 64, **kw})
         for fields in (*both("json", one), *both("json", json.dumps(one))):
@@ -555,6 +555,9 @@ def test_formats_of_vllms_clients():
                 assert answer(fields) == text, (path, fields)
         for fields in both("grammar", 'root ::= "<" [0-9]{2} ">"'):
             assert re.fullmatch(r"<\d\d>", answer(fields)), (path, fields)
+        for regex in (r"(^[+-]?(0|[1-9][0-9]{,3})$)", r"(?:é\.|x\ y|漢{2})", r"\w{3,5}?-[^\d\s]\D"):
+            for fields in both("regex", regex):
+                assert {bool(re.fullmatch(regex, answer(fields, seed=i))) for i in range(4)} == {True}, (path, fields)
         for fields in ({**both("choice", ["yes"])[0], **both("choice", ["yes"])[1]},):  # clients that do not know the version
             assert answer(fields) == "yes", (path, fields)
         for fields in both("json_object", True):
@@ -563,9 +566,9 @@ def test_formats_of_vllms_clients():
         free = answer({}, temperature=0)
         for fields in ({"structured_outputs": True}, {"structured_outputs": None}, {"structured_outputs": {}}, *both("json", None), *both("json_object", False)):
             assert answer(fields, temperature=0) == free, (path, fields)
-        for fields, field, words in (({"guided_regex": "a+"}, "guided_regex", "guided_regex is not supported, expected json, json_object, choice or grammar"),
-                                     ({"structured_outputs": {"regex": "a+"}}, "structured_outputs", "structured_outputs.regex is not supported, expected json,"),
-                                     ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs", "structured_outputs.structural_tag is not supported"),
+        for fields, field, words in (({"guided_regex": r"(a)\1"}, "guided_regex", r"guided_regex: regular expression: at character 5: \1 is not supported: it refers back"),
+                                     ({"structured_outputs": {"regex": "a(?=b)"}}, "structured_outputs", "structured_outputs: regular expression: at character 4: groups that look ahead or behind"),
+                                     ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs", "structured_outputs.structural_tag is not supported, expected json, json_object, choice, regex or grammar"),
                                      ({"guided_json": one, "guided_whitespace_pattern": "[ ]?"}, "guided_whitespace_pattern", "guided_whitespace_pattern is not supported"),
                                      ({"guided_json": "{"}, "guided_json", "guided_json is a text that is no JSON object, expected a schema"),
                                      ({"guided_json": "[" * (2 << 20)}, "guided_json", "guided_json has 2097152 bytes, expected at most 1048576"),
@@ -577,6 +580,9 @@ def test_formats_of_vllms_clients():
                                      ({"guided_choice": ["a\0b"]}, "guided_choice", "guided_choice has a zero byte"),
                                      ({"guided_grammar": "start: \"a\""}, "guided_grammar", "grammar, line 1: "),
                                      ({"guided_grammar": 3}, "guided_grammar", "guided_grammar is a number, expected a string"),
+                                     ({"guided_regex": 3}, "guided_regex", "guided_regex is a number, expected a string"),
+                                     ({"guided_regex": "a\0b"}, "guided_regex", "a zero byte"),
+                                     ({"guided_regex": "a", "structured_outputs": {"choice": ["b"]}}, "structured_outputs", "another format is given too, expected one of them"),
                                      ({"guided_json_object": "x"}, "guided_json_object", "guided_json_object is a string, expected true or false"),
                                      ({"guided_choice": ["a"], "structured_outputs": {"choice": ["b"]}}, "structured_outputs", "another format is given too, expected one of them"),
                                      ({"structured_outputs": {"json": one, "choice": ["a"]}}, "structured_outputs", "another format is given too, expected one of them"),

@@ -1,4 +1,5 @@
-/* compile.h - how expressions become a grammar, for the readers of GBNF and JSON schemas. */
+/* compile.h - how expressions become a grammar, for the readers of GBNF, JSON schemas and
+ * regular expressions. */
 #ifndef GRAMMAR_COMPILE_H
 #define GRAMMAR_COMPILE_H
 

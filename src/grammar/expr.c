@@ -82,6 +82,21 @@ const struct expr *expr_text(struct builder *b, const char *z) {
     return expr_bytes(b, str_of(z));
 }
 
+const struct expr *expr_joined(struct builder *b, const struct expr *const *parts, uint32_t n) {
+    size_t length = 0;
+    for (uint32_t i = 0; i < n; i++)
+        length += parts[i]->bytes.len;
+    char *text = take(b, length + 1, 1), *at = text;
+    if (!text)
+        return &never;
+    for (uint32_t i = 0; i < n; i++) {
+        if (parts[i]->bytes.len)
+            memcpy(at, parts[i]->bytes.at, parts[i]->bytes.len);
+        at += parts[i]->bytes.len;
+    }
+    return expr_bytes(b, (struct str){text, length});
+}
+
 static int compare_ranges(const void *a, const void *b) {
     const struct char_range *x = a, *y = b;
     return x->first < y->first ? -1 : x->first > y->first;

@@ -70,6 +70,8 @@ void expr_push(struct builder *b, struct expr_list *list, const struct expr *e);
 /* The bytes are copied. */
 const struct expr *expr_bytes(struct builder *b, struct str bytes);
 const struct expr *expr_text(struct builder *b, const char *z);
+/* Several of EXPR_BYTES, or of none, as one: choices of such share their beginnings. */
+const struct expr *expr_joined(struct builder *b, const struct expr *const *parts, uint32_t n);
 /* Any ranges, in any order; is_negated: all other characters. */
 const struct expr *expr_class(struct builder *b, const struct char_range *ranges, uint32_t n,
                               bool is_negated);

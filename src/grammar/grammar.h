@@ -1,9 +1,9 @@
 /* grammar.h - structured output: which tokens may come next so that an answer follows a grammar.
  *
- * A grammar is GBNF or a JSON schema, compiled to a pushdown automaton over bytes (program.h). The
- * vocabulary's texts are a trie (texts.h). A matcher tracks the state of one answer and computes
- * the mask of its next token by walking the trie with the automaton; the grammar caches masks by
- * state (masks.h).
+ * A grammar is GBNF, a JSON schema or a regular expression, compiled to a pushdown automaton over
+ * bytes (program.h). The vocabulary's texts are a trie (texts.h). A matcher tracks the state of one
+ * answer and computes the mask of its next token by walking the trie with the automaton; the
+ * grammar caches masks by state (masks.h).
  *
  * Free text before the constrained part (thinking, the words before a tool call) is up to the
  * caller, who opens a matcher, or starts to use it, after the last token of free text. From there
@@ -24,14 +24,17 @@
 /* ---- grammars ---------------------------------------------------------------------------------
  *
  * SLUICE_ERR_FORMAT: it is not a grammar; SLUICE_ERR_UNSUPPORTED: it is one, but not for us. The
- * text of the error is one line that names the rule and line, or the keyword and its place. *out is
- * NULL on failure. Hostile input costs a fraction of a second and 64 MB. */
+ * text of the error is one line that names the rule and line, the keyword and its place, or the
+ * character. *out is NULL on failure. Hostile input costs a fraction of a second and 64 MB. */
 
 struct grammar;
 
 /* GBNF as in llama.cpp: rules `name ::= ...`, the first is "root". Literals, classes, `.`, groups,
  * `|`, `* + ?`, `{n} {n,} {,m} {n,m}`, comments. Left recursion is refused. */
 int grammar_of_gbnf(struct grammar **out, const char *text, size_t length, struct err *err);
+
+/* Texts that a regular expression matches as a whole, in Python's notation (regex.h). */
+int grammar_of_regex(struct grammar **out, const char *text, size_t length, struct err *err);
 
 /* Values that are valid for a JSON schema; docs/usage.md lists the keywords. What is not supported
  * is refused by name. The schema is not needed after it. */

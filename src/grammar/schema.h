@@ -2,14 +2,15 @@
  *
  * schema.c walks a schema; schema_merge.c merges schemas that must all hold ($ref with siblings,
  * allOf, the parts of anyOf) and knows when two exclude each other (oneOf); schema_object.c writes
- * objects, schema_array.c arrays, schema_text.c strings, schema_number.c numbers; pattern.c reads
- * regular expressions, format.c has the formats. */
+ * objects, schema_array.c arrays, schema_text.c strings, schema_number.c numbers; format.c has
+ * the formats of strings. */
 #ifndef GRAMMAR_SCHEMA_H
 #define GRAMMAR_SCHEMA_H
 
 #include <jansson.h>
 
 #include "grammar/expr.h"
+#include "grammar/regex.h"
 
 struct schema {
     struct builder *b;
@@ -108,21 +109,18 @@ const struct expr *text_literal(struct builder *b, struct str text); /* without 
 /* A string, with quotes and without escapes, that is none of these keys. */
 const struct expr *text_other_key(struct schema *s, const struct str *keys, uint32_t n);
 
+/* Strings that a regular expression matches, anywhere in the string unless anchored: what is
+ * between their quotes. */
+bool pattern_read(struct schema *s, const char *regex, struct sized_expr *out);
+
 /* ---- schema_number.c ---- */
 
 const struct expr *number_of(struct schema *s, const json_t *flat, bool is_integer);
 /* A number of the schema as text. */
 void number_write(const json_t *value, char out[40]);
 
-/* ---- pattern.c, format.c ---- */
+/* ---- format.c ---- */
 
-/* What a JSON string has between its quotes, and how many characters that may be. */
-struct sized_expr {
-    const struct expr *e;
-    uint64_t min, max; /* max: UINT32_MAX and more: no limit */
-};
-/* Strings that a regular expression matches, anywhere in the string unless anchored. */
-bool pattern_read(struct schema *s, const char *regex, struct sized_expr *out);
 bool format_find(struct schema *s, const char *name, struct sized_expr *out);
 
 #endif

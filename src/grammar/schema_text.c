@@ -127,22 +127,7 @@ const struct expr *text_literal(struct builder *b, struct str text) {
             expr_push(b, &list, escape_of(b, c));
         from = i + 1;
     }
-    /* As one literal where it can be, so that choices of them share their beginnings. */
-    struct str joined = {NULL, 0};
-    for (uint32_t i = 0; i < list.n; i++)
-        joined.len += list.at[i]->bytes.len;
-    char *at = arena_alloc(&b->arena, joined.len + 1);
-    if (!at) {
-        b->is_out_of_memory = true;
-        return expr_never(b);
-    }
-    joined.at = at;
-    for (uint32_t i = 0; i < list.n; i++) {
-        if (list.at[i]->bytes.len)
-            memcpy(at, list.at[i]->bytes.at, list.at[i]->bytes.len);
-        at += list.at[i]->bytes.len;
-    }
-    return expr_bytes(b, joined);
+    return expr_joined(b, list.at, list.n);
 }
 
 /* ---- other keys --------------------------------------------------------------------------- */
@@ -213,6 +198,15 @@ const struct expr *text_other_key(struct schema *s, const struct str *keys, uint
 }
 
 /* ---- strings by their keywords ------------------------------------------------------------ */
+
+bool pattern_read(struct schema *s, const char *regex, struct sized_expr *out) {
+    struct err why = {0};
+    const struct expr *anything = expr_repeat(s->b, text_character(s), 0, REPEAT_NO_LIMIT);
+    if (regex_read(s->b, str_of(regex), anything, out, &why))
+        return true;
+    schema_fail(s, SLUICE_ERR_UNSUPPORTED, "pattern, %s", why.text);
+    return false;
+}
 
 const struct expr *text_of(struct schema *s, const json_t *flat) {
     struct builder *b = s->b;

@@ -20,7 +20,7 @@ static void set_format(struct ask *ask, struct format **format, struct fields *f
     bool is_grammar = g.kind == FORMAT_GBNF;
     if (f->wrong)
         return;
-    ask->is_strict |= is_grammar;
+    ask->is_strict |= is_grammar || g.kind == FORMAT_REGEX;
     if (*format || (ask->is_strict && (ask->format || ask->call)))
         fields_refuse(f, g.name, "%s: another format is given too, expected one of them", g.name);
     else if (formats_find(m->formats, g.kind, g.text, format, &err))
@@ -111,6 +111,8 @@ static void read_constraint(struct ask *ask, struct fields *f, const struct ask_
                             const char *field, const char *name, const char *kind,
                             const json_t *value) {
     const char *text = json_string_value(value);
+    bool is_regex = strcmp(kind, "regex") == 0;
+    bool is_text = is_regex || strcmp(kind, "grammar") == 0;
     if (f->wrong || json_is_null(value) || json_is_false(value))
         return;
     if (strcmp(kind, "json") == 0)
@@ -119,15 +121,17 @@ static void read_constraint(struct ask *ask, struct fields *f, const struct ask_
         ask_set_schema(ask, f, field, m, NULL);
     else if (strcmp(kind, "choice") == 0)
         read_choices(ask, f, m, field, name, value);
-    else if (strcmp(kind, "grammar") == 0 && text)
+    else if (is_text && text)
         set_format(ask, &ask->format, f, m,
-                   (struct given){field, FORMAT_GBNF, {text, json_string_length(value)}});
-    else if (strcmp(kind, "grammar") == 0 || strcmp(kind, "json_object") == 0)
+                   (struct given){field,
+                                  is_regex ? FORMAT_REGEX : FORMAT_GBNF,
+                                  {text, json_string_length(value)}});
+    else if (is_text || strcmp(kind, "json_object") == 0)
         fields_refuse(f, field, "%s is %s, expected %s", name, json_kind(value),
-                      *kind == 'g' ? "a string" : "true or false");
+                      is_text ? "a string" : "true or false");
     else
         fields_refuse(f, field,
-                      "%.60s is not supported, expected json, json_object, choice or "
+                      "%.60s is not supported, expected json, json_object, choice, regex or "
                       "grammar",
                       name);
 }

@@ -72,9 +72,10 @@ static int compile_schema(struct grammar **out, struct str text, struct err *err
 }
 
 static int compile(struct grammar **out, enum format_kind kind, struct str text, struct err *err) {
-    return kind == FORMAT_GBNF   ? grammar_of_gbnf(out, text.at, text.len, err)
-           : kind == FORMAT_JSON ? grammar_of_json_object(out, err)
-                                 : compile_schema(out, text, err);
+    return kind == FORMAT_GBNF    ? grammar_of_gbnf(out, text.at, text.len, err)
+           : kind == FORMAT_REGEX ? grammar_of_regex(out, text.at, text.len, err)
+           : kind == FORMAT_JSON  ? grammar_of_json_object(out, err)
+                                  : compile_schema(out, text, err);
 }
 
 /* Stores it in place of the least recently used one. Under the lock. */

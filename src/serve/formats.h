@@ -11,7 +11,7 @@
 
 struct formats;
 
-enum format_kind { FORMAT_GBNF, FORMAT_JSON, FORMAT_SCHEMA };
+enum format_kind { FORMAT_GBNF, FORMAT_REGEX, FORMAT_JSON, FORMAT_SCHEMA };
 
 /* One of them; shared, and closed with its last reference. */
 struct format {
@@ -25,8 +25,8 @@ enum { FORMATS_BYTES = 256 << 20 }; /* kept by a server */
 struct formats *formats_open(const sluice_model *model, size_t max_bytes);
 void formats_close(struct formats *f); /* after all references are released; takes NULL */
 
-/* Any thread. `text`: the grammar or the schema; of FORMAT_JSON (any JSON object) none. A reference
- * for format_release in *out. */
+/* Any thread. `text`: the grammar, expression or schema; of FORMAT_JSON (any JSON object) none. A
+ * reference for format_release in *out. */
 int formats_find(struct formats *f, enum format_kind kind, struct str text, struct format **out,
                  struct err *err);
 void format_release(struct format *format); /* takes NULL */

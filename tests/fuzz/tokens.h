@@ -3,6 +3,7 @@
 #ifndef FUZZ_TOKENS_H
 #define FUZZ_TOKENS_H
 
+#include "grammar/grammar.h"
 #include "grammar/texts.h"
 
 static const char *const token_words[] = {"aa",   "aaa",  "aaaa", "ab",  "ba",      "bb",   "aab",
@@ -35,6 +36,24 @@ static inline int32_t tokens_pick(const uint32_t *mask, size_t first) {
             return (int32_t)token;
     }
     return -1;
+}
+
+/* Some tokens of an answer's masks, by these bytes. */
+static inline void tokens_follow(const struct grammar *g, const uint8_t *bytes, size_t size) {
+    struct matcher *m;
+    struct err err = {0};
+    if (matcher_open(&m, g, tokens_all(), NULL, &err)) {
+        CHECK(err.code == SLUICE_ERR_UNSUPPORTED);
+        return;
+    }
+    for (size_t step = 0; step < 24 && !matcher_must_end(m); step++) {
+        const uint32_t *mask = matcher_mask(m);
+        int32_t token = tokens_pick(mask, bytes[step % size] * 7u + step);
+        if (matcher_fault(m, &err))
+            break;
+        CHECK(token >= 0 && (matcher_accept(m, token) || matcher_fault(m, &err)));
+    }
+    matcher_close(m);
 }
 
 #endif

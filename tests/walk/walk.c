@@ -1,6 +1,6 @@
 /* walk.c - what tests/test_schemas.py asks of the grammar module, a line of JSON in and one out.
  *
- *   {"schema": ..., "seed": 1, "walks": 3, "tries": ["text", ...]}
+ *   {"schema": ..., "seed": 1, "walks": 3, "tries": ["text", ...]}, or "regex": "..."
  *   {"error": "..."}, or {"ms": 0.4, "walks": ["text", ...], "tries": [true, ...]}
  *
  * A walk takes random tokens of the masks until the answer ends; after many tokens, those that lead
@@ -91,12 +91,18 @@ static bool takes(const struct grammar *g, const struct token_texts *t, const ch
     return is_ok;
 }
 
+static int compile(struct grammar **out, const json_t *q, struct err *err) {
+    const json_t *regex = json_object_get(q, "regex");
+    return regex ? grammar_of_regex(out, json_string_value(regex), json_string_length(regex), err)
+                 : grammar_of_schema(out, json_object_get(q, "schema"), err);
+}
+
 static json_t *answer(const json_t *q, const struct token_texts *t) {
     struct grammar *g;
     struct err err = {0};
     struct timespec a, b;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &a);
-    if (grammar_of_schema(&g, json_object_get(q, "schema"), &err))
+    if (compile(&g, q, &err))
         return json_pack("{s:s}", "error", err.text);
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &b);
     json_t *walks = json_array(), *tries = json_array(), *each;
@@ -116,7 +122,7 @@ int main(void) {
     char *line = NULL;
     size_t size = 0;
     while (t && getline(&line, &size, stdin) > 0) {
-        json_t *q = json_loads(line, 0, NULL), *a = q ? answer(q, t) : NULL;
+        json_t *q = json_loads(line, JSON_ALLOW_NUL, NULL), *a = q ? answer(q, t) : NULL;
         char *text = a ? json_dumps(a, JSON_COMPACT) : NULL;
         puts(text ? text : "{\"error\": \"no JSON\"}");
         fflush(stdout);
