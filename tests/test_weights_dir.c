@@ -195,6 +195,97 @@ TEST(weights_on_disk_fit_where_memory_does_not) {
     rmdir(folder);
 }
 
+/* Many answers: their memory gets smaller before weights go to disk, as without the folder; where
+ * weights have to go there, the answers' memory is a small part of what is free. */
+static void expect_shrunk(sluice_model *model, const char *folder, bool may_batch_less) {
+    struct sluice_engine_options o = sluice_engine_options_default(), one;
+    sluice_engine *engine, *smaller;
+    struct sluice_memory whole, single;
+    struct err err;
+    int n_on_disk = 0, n_in_memory = 0;
+    o.backend = "cpu";
+    o.context = 4096;
+    o.prefill = 8;
+    o.threads = 1;
+    o.batch = o.sequences = 16;
+    one = o;
+    one.batch = one.sequences = 1;
+    EXPECT_INT(engine_prepare(&engine, model, &one, false, &err), SLUICE_OK);
+    single = engine_memory_of(engine, &engine->predicted);
+    engine_close(engine);
+    EXPECT_INT(engine_prepare(&engine, model, &o, false, &err), SLUICE_OK);
+    whole = engine_memory_of(engine, &engine->predicted);
+    engine_close(engine);
+    for (int step = 0; step < 12; step++) {
+        uint64_t limit = single.total / 2 + (whole.total - single.total / 2) * (uint64_t)step / 11;
+        struct sluice_engine_options without = o, with = o;
+        without.memory_limit = with.memory_limit = limit * 8 / 7 + 8;
+        with.weights_dir = folder;
+        EXPECT_INT(engine_prepare(&engine, model, &with, false, &err), SLUICE_OK);
+        bool is_short = fit_is_short(engine, &with);
+        bool fits = fit_shrink(engine, &without, may_batch_less);
+        if (is_short)
+            EXPECT(fit_shrink(engine, &with, may_batch_less) || limit < single.total);
+        engine_close(engine);
+        if (sluice_engine_open(&smaller, model, &with)) {
+            EXPECT(limit < single.total);
+        } else if (!is_short) {
+            EXPECT(smaller->predicted.disk == 0 && with.kv_bytes == 0 && with.batch == 16);
+        } else if (fits) {
+            EXPECT(with.kv_bytes == without.kv_bytes && with.batch == without.batch);
+            EXPECT(smaller->predicted.disk == 0);
+            n_in_memory++;
+        } else {
+            uint64_t share = with.memory_limit / 8, page = smaller->state.layout.page_bytes;
+            EXPECT(smaller->setup.n_pages == smaller->setup.pages_per_seq ||
+                   smaller->setup.n_pages * page <= share);
+            EXPECT(may_batch_less || with.batch == 16);
+            n_on_disk += smaller->predicted.disk > 0;
+        }
+        sluice_engine_close(smaller);
+    }
+    EXPECT(n_on_disk > 0 && n_in_memory > 0);
+}
+
+TEST(weights_on_disk_come_after_a_smaller_cache) {
+    const char *folder = folder_on_disk(), *path = test_temporary("many.gguf");
+    const struct random_model m = {.seed = 4,
+                                   .arch = "qwen35",
+                                   .hidden = 512,
+                                   .layers = 4,
+                                   .heads = 8,
+                                   .kv_heads = 2,
+                                   .head_width = 64,
+                                   .ffn = 2048,
+                                   .vocab = 2048,
+                                   .key_heads = 4,
+                                   .value_heads = 4,
+                                   .key_width = 64,
+                                   .value_width = 64,
+                                   .type = DT_Q8_0};
+    sluice_model *model = NULL;
+    struct err err;
+    if (!folder)
+        return;
+    EXPECT_INT(random_model_write(&m, path, &err), SLUICE_OK);
+    EXPECT_INT(sluice_model_open(&model, path), SLUICE_OK);
+    expect_shrunk(model, folder, false);
+    expect_shrunk(model, folder, true);
+    /* What was asked for stays in memory, and no more. */
+    struct sluice_engine_options o = sluice_engine_options_default();
+    sluice_engine *engine;
+    o.backend = "cpu";
+    o.context = 1024;
+    o.weights_dir = folder;
+    o.weights_bytes = 1;
+    EXPECT_INT(engine_prepare(&engine, model, &o, false, &err), SLUICE_OK);
+    EXPECT(engine->predicted.disk > 0 && !fit_is_short(engine, &o));
+    engine_close(engine);
+    sluice_model_close(model);
+    unlink(path);
+    rmdir(folder);
+}
+
 /* ---- disks -------------------------------------------------------------------------------- */
 
 /* For whatever it is to be used: the caller says that. */

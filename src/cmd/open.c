@@ -412,10 +412,11 @@ static int prepare(sluice_model *model, struct sluice_engine_options *o, bool ta
                    enum shrink shrink, sluice_engine **engine, struct err *err) {
     bool may_batch_less = shrink == SHRINK_PAGES_AND_BATCH;
     int status = engine_prepare(engine, model, o, taps, err);
-    if (status || engine_fits(*engine, o))
+    bool fits = status == SLUICE_OK && engine_fits(*engine, o);
+    if (status || (fits && !(shrink && fit_is_short(*engine, o))))
         return status;
     bool is_smaller = shrink && fit_shrink(*engine, o, may_batch_less);
-    if (!is_smaller && (*engine)->setup.block_drafts) {
+    if (!is_smaller && !fits && (*engine)->setup.block_drafts) {
         warn("the block for multi-token prediction does not fit into memory, so it is not used (as "
              "with --mtp 0)");
         o->block_drafts = 0;
@@ -434,8 +435,8 @@ static void tell_shrunk(const sluice_engine *e, const struct sluice_engine_optio
     const struct setup *s = &e->setup;
     uint64_t tokens = (uint64_t)s->n_pages * IO_PAGE_POSITIONS;
     if (s->n_seqs < wanted->sequences)
-        say(SAY_NORMAL, "memory is short: %u answers at the same time, not %u (--batch)", s->n_seqs,
-            wanted->sequences);
+        say(SAY_NORMAL, "memory is short: %u answer%s at the same time, not %u (--batch)",
+            s->n_seqs, s->n_seqs == 1 ? "" : "s", wanted->sequences);
     if (s->n_pages < s->n_seqs * s->pages_per_seq)
         say(SAY_NORMAL,
             "memory is short: answers share a KV cache of %llu tokens, not %u each (--kv-bytes, "

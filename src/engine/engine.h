@@ -195,9 +195,12 @@ int fit_find(struct fit *out, const struct sluice_engine *e,
 /* The advice as one line, "-c 4096, --kv q8_0". Returns out. */
 const char *fit_advice(const struct fit *f, char *out, size_t size);
 bool engine_fits(const struct sluice_engine *e, const struct sluice_engine_options *options);
+/* It does not fit, or only with weights on disk that nobody asked to have there. */
+bool fit_is_short(const struct sluice_engine *e, const struct sluice_engine_options *options);
 /* Options for many sequences with which e's model fits, and leaves an eighth of what is free: fewer
  * pages of the KV cache, but all that one sequence can fill, and if `may_batch_less` fewer
- * sequences. False: there are none. */
+ * sequences. Weights go to disk only where there are none without that; sequences and the cache
+ * then take an eighth each at most, as far as may be. False: there are none. */
 bool fit_shrink(const struct sluice_engine *e, struct sluice_engine_options *options,
                 bool may_batch_less);
 /* An error for what does not fit, with the advice. */

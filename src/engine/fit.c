@@ -14,14 +14,26 @@ static bool fits(const struct sluice_engine *e, uint64_t limit) {
     return m.total <= limit && rest <= limit;
 }
 
-static bool would_fit(const struct sluice_engine *e, const struct sluice_engine_options *o,
-                      uint64_t limit) {
+static bool has_weights_on_disk(const struct sluice_engine *e) {
+    return e->predicted.disk > 0 || e->predicted.paged > 0;
+}
+
+/* Whether it fits with these options; *in_memory: without weights on disk. */
+static bool would_fit_where(const struct sluice_engine *e, const struct sluice_engine_options *o,
+                            uint64_t limit, bool *in_memory) {
     struct sluice_engine *other;
     struct err ignored;
     int status = engine_prepare(&other, e->model, o, e->setup.n_taps > 1, &ignored);
     bool yes = status == SLUICE_OK && fits(other, limit);
+    *in_memory = yes && !has_weights_on_disk(other);
     engine_close(other);
     return yes;
+}
+
+static bool would_fit(const struct sluice_engine *e, const struct sluice_engine_options *o,
+                      uint64_t limit) {
+    bool ignored;
+    return would_fit_where(e, o, limit, &ignored);
 }
 
 __attribute__((format(printf, 2, 3))) static void add_advice(struct fit *f, const char *format,
@@ -83,6 +95,10 @@ bool engine_fits(const struct sluice_engine *e, const struct sluice_engine_optio
     return fit_limit(e, o, &bytes, &ignored) == SLUICE_OK && fits(e, bytes);
 }
 
+static bool may_use_disk(const struct sluice_engine *e, const struct sluice_engine_options *o) {
+    return o->weights_dir && e->kind->uses_host_weights;
+}
+
 int fit_find(struct fit *f, const struct sluice_engine *e, const struct sluice_engine_options *o,
              struct err *err) {
     struct sluice_memory m = engine_memory_of(e, &e->predicted);
@@ -93,7 +109,7 @@ int fit_find(struct fit *f, const struct sluice_engine *e, const struct sluice_e
     uint64_t left = f->free > f->total ? f->free - f->total : 0;
     f->cache_free = e->kind->available ? memory_available() : left;
     f->fits = fits(e, f->free);
-    if (o->weights_dir && e->kind->uses_host_weights) {
+    if (may_use_disk(e, o)) {
         f->disk = e->predicted.disk;
         if ((status = filemap_room(o->weights_dir, BACKEND_DISK_WEIGHTS, &f->disk_free, err)))
             return status;
@@ -137,21 +153,71 @@ static bool shrink_pages(const struct sluice_engine *e, struct sluice_engine_opt
     return has_room;
 }
 
-bool fit_shrink(const struct sluice_engine *e, struct sluice_engine_options *options,
-                bool may_batch_less) {
+static bool shrink_in_memory(const struct sluice_engine *e, struct sluice_engine_options *options,
+                             uint64_t limit, bool may_batch_less) {
     struct sluice_engine_options o = *options;
-    uint64_t limit;
-    struct err ignored;
-    if (fit_limit(e, options, &limit, &ignored))
-        return false;
-    limit -= limit / 8;
-    while (!shrink_pages(e, &o, limit)) {
+    o.weights_dir = NULL;
+    while (!shrink_pages(e, &o, limit - limit / 8)) {
         if (!may_batch_less || o.batch <= 1)
             return false;
         o.batch = o.sequences = o.batch / 2;
     }
+    options->kv_bytes = o.kv_bytes;
+    options->batch = options->sequences = o.batch;
+    return true;
+}
+
+/* Every byte for sequences is one more of the weights that each step reads from the disk. So their
+ * pages take a share of the limit at most, or those of one, in o->kv_bytes. Whether the rest of
+ * their state takes no more than that either. */
+static bool share_with_weights(const struct sluice_engine *e, struct sluice_engine_options *o,
+                               uint64_t limit) {
+    struct sluice_engine *whole;
+    struct err ignored;
+    bool is_small = false;
+    o->kv_bytes = 0;
+    if (engine_prepare(&whole, e->model, o, e->setup.n_taps > 1, &ignored) == SLUICE_OK) {
+        const struct setup *s = &whole->setup;
+        struct sluice_memory m = engine_memory_of(whole, &whole->predicted);
+        uint64_t page = whole->state.layout.page_bytes, pages = s->n_pages * page;
+        uint64_t share = limit / BACKEND_DISK_SHARE, least = s->pages_per_seq * page;
+        if (page && pages > share)
+            o->kv_bytes = share > least ? share / page * page : least;
+        is_small = m.state - m.snapshots - pages <= share;
+    }
+    engine_close(whole);
+    return is_small;
+}
+
+static bool shrink_beside_disk(const struct sluice_engine *e, struct sluice_engine_options *options,
+                               uint64_t limit, bool may_batch_less) {
+    struct sluice_engine_options o = *options;
+    for (;; o.batch = o.sequences = o.batch / 2) {
+        bool is_least = !may_batch_less || o.batch <= 1, in_memory;
+        bool is_small = share_with_weights(e, &o, limit);
+        if (would_fit_where(e, &o, limit, &in_memory) && (is_small || is_least || in_memory))
+            break;
+        if (is_least)
+            return false;
+    }
     *options = o;
     return true;
+}
+
+bool fit_is_short(const struct sluice_engine *e, const struct sluice_engine_options *o) {
+    return !engine_fits(e, o) || (has_weights_on_disk(e) && !o->weights_bytes);
+}
+
+bool fit_shrink(const struct sluice_engine *e, struct sluice_engine_options *options,
+                bool may_batch_less) {
+    uint64_t limit;
+    struct err ignored;
+    if (fit_limit(e, options, &limit, &ignored))
+        return false;
+    bool in_memory = !may_use_disk(e, options) || !options->weights_bytes;
+    if (in_memory && shrink_in_memory(e, options, limit, may_batch_less))
+        return true;
+    return may_use_disk(e, options) && shrink_beside_disk(e, options, limit, may_batch_less);
 }
 
 int fit_check(const struct sluice_engine *e, const struct sluice_engine_options *o,
