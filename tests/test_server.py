@@ -591,6 +591,23 @@ def test_formats_of_vllms_clients():
             assert status == 400 and words in body["error"]["message"] and body["error"]["param"] == field, (fields, body)
 
 
+def test_ignore_eos_with_formats():
+    """No end is sampled where a format may go on; where it cannot, the answer ends, and no token is counted for it."""
+    s = server()
+    answer = lambda **kw: s.chat(**{"max_tokens": 30, "temperature": 1, "seed": 1, "ignore_eos": True, **kw})
+    for fields, regex in (({"grammar": "root ::= [a-z]+"}, "[a-z]+"), ({"grammar": 'root ::= "ab"*'}, "(ab)*a?"), ({"guided_regex": "a?[b-d]*"}, "a?[b-d]*")):
+        for free in (answer(**fields), answer(**fields, temperature=0)):
+            text = free["choices"][0]["message"]["content"]
+            assert free["choices"][0]["finish_reason"] == "length" and free["usage"]["completion_tokens"] == 30, free
+            assert re.fullmatch(regex, text) and len(text) >= 30, free
+    for fields, n in (({"grammar": 'root ::= "ab"? "c"?'}, 3), ({"guided_choice": ["a", "ab"]}, 2), ({"grammar": 'root ::= ""'}, 0)):
+        bound = answer(**fields)
+        said = bound["choices"][0]
+        assert said["finish_reason"] == "stop" and len(said["message"]["content"] or "") == n, (fields, bound)
+        assert bound["usage"]["completion_tokens"] <= n, (fields, bound)
+    assert json.loads(answer(json_schema={"type": "object", "properties": {"a": {"const": 7}}, "required": ["a"]})["choices"][0]["message"]["content"]) == {"a": 7}
+
+
 # The story model calls no tools by itself: a grammar puts words into its mouth.
 WEATHER = {"name": "weather", "description": "The weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}
 FORMS = {"hermes": '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 3}}\n</tool_call>',

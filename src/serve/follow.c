@@ -56,16 +56,25 @@ static bool may_call(const struct follow *f) {
     return f->call >= 0 && !f->has_begun;
 }
 
+/* Copies the matcher's mask, without ends if there is anything else. */
+static void copy_mask(struct follow *f, const uint32_t *mask) {
+    uint32_t others = 0;
+    for (uint32_t i = 0; f->ignores_ends && i < f->n_words; i++)
+        others |= f->mask[i] = mask[i] & f->no_ends[i];
+    if (!others)
+        memcpy(f->mask, mask, f->n_words * sizeof *mask);
+}
+
 /* While it thinks, anything but an end; at the beginning thinking too, or a call. */
 const uint32_t *follow_mask(struct follow *f) {
     if (!f->matcher || f->is_free)
-        return NULL;
+        return f->matcher && f->ignores_ends ? f->no_ends : NULL;
     if (f->is_thinking)
         return f->no_ends;
     const uint32_t *mask = matcher_mask(f->matcher);
-    if (!may_think(f) && !may_call(f))
+    if (!may_think(f) && !may_call(f) && !f->ignores_ends)
         return mask;
-    memcpy(f->mask, mask, f->n_words * sizeof *mask);
+    copy_mask(f, mask);
     if (may_think(f))
         set_bit(f->mask, f->open);
     if (may_call(f))

@@ -15,6 +15,7 @@ struct follow {
     int32_t open, close;       /* tokens that begin and end thinking; -1: the model has none */
     bool may_open;             /* the answer may begin with thinking */
     bool is_thinking;          /* it is, or begins inside of it */
+    bool ignores_ends;         /* none is sampled where the answer may go on */
     const uint32_t *no_ends;   /* all tokens but those that end an answer; borrowed */
     int32_t call;              /* begins a tool call, which the answer may be instead; -1: none */
     const sluice_model *model; /* with a call; borrowed */

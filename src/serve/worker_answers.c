@@ -247,7 +247,7 @@ static int submit_request(struct worker *w, struct job_request made, struct sche
     *q = made;
     r.sampling = job->sampling;
     r.sampling.seed += q->first;
-    r.ends = job->ignores_ends ? none : NULL;
+    r.ends = job->ignores_ends && !job->format ? none : NULL; /* its mask has none */
     r.wants_logits = job->n_top >= 0;
     r.reads = reads_of(q);
     r.on_rows = on_rows;
@@ -274,6 +274,7 @@ int worker_open_follows(const struct worker *w, struct job *job, uint32_t n_prom
         f->may_open = t->may_open;
         f->is_thinking = t->is_open;
         f->no_ends = w->no_ends;
+        f->ignores_ends = job->ignores_ends;
         f->call = job->call;
         f->model = w->model;
     }
