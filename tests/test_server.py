@@ -955,6 +955,31 @@ def test_echo_with_logprobs():
         assert (texts[i], tokens[i], values[i], offsets[i]) == (x.text, x.logprobs.tokens, x.logprobs.token_logprobs, x.logprobs.text_offset), x
 
 
+def test_long_echoes_in_streams():
+    """Written in the background: the same log probabilities as in one piece, in the right order, also beside other answers and where the client goes away."""
+    with own("-c", 2048) as s:
+        body = {"prompt": [[(i * k) % 3000 + 300 for i in range(1500)] for k in (1, 2)], "max_tokens": 30, "ignore_eos": True, "temperature": 0, "echo": True, "logprobs": 20}
+        other, r = stream(s, "/v1/chat/completions", {"messages": FOX, "stream": True, "ignore_eos": True, "max_tokens": 1500, "temperature": 0})
+        status, _, whole = s.request("POST", "/v1/completions", body)
+        assert status == 200, whole
+        status, _, text = s.request("POST", "/v1/completions", {**body, "stream": True})
+        texts, told = [""] * 2, [{}, {}]
+        for line in text.splitlines():
+            for x in json.loads(line[6:])["choices"] if line.startswith("data: {") else []:
+                texts[x["index"]] += x["text"]
+                for key, values in (x["logprobs"] or {}).items():
+                    told[x["index"]].setdefault(key, []).extend(values)
+        assert text.endswith("data: [DONE]\n\n"), text[-200:]
+        for x in whole["choices"]:
+            assert texts[x["index"]] == x["text"] and told[x["index"]] == x["logprobs"], x["index"]
+        gone, _ = stream(s, "/v1/completions", {**body, "stream": True})
+        gone.sock.shutdown(socket.SHUT_RDWR)
+        gone.close()
+        assert r.read().rstrip().endswith(b"data: [DONE]")
+        other.close()
+        s.wait_until_idle()
+
+
 def test_echo_of_more_than_there_is_memory_for():
     """A few MB of tokens would come back as gigabytes."""
     with own("--queue", 2000) as s:

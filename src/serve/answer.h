@@ -66,6 +66,7 @@ struct answer {
     bool has_stopped; /* by a stop text: the rest is not wanted */
     bool has_failed;  /* memory ran out */
     bool is_echoed;   /* and its prompt is included */
+    size_t offset;    /* characters of the tokens that were streamed with log probabilities */
 
     /* Private. */
     sluice_text *content_decoder, *reasoning_decoder; /* only the first looks for stop texts */

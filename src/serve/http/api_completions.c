@@ -161,36 +161,19 @@ static void add_token(struct token_lists *to, const struct ask_model *m, int32_t
     to->offset += count_characters(bytes);
 }
 
-static size_t characters_of(const struct ask_model *m, int32_t token) {
-    struct str text;
-    text.at = sluice_token_text(m->model, token, &text.len);
-    return count_characters(text);
-}
-
-/* Characters of text before token `from` of the answer. */
-static size_t offset_of(const struct answer *a, size_t from) {
-    const struct job_prompt *p = prompt_of(a);
-    size_t offset = 0;
-    for (size_t i = 0; p->logprobs && i < p->n; i++)
-        offset += characters_of(a->m, p->tokens[i]);
-    for (size_t i = 0; i < from; i++)
-        offset += characters_of(a->m, a->content_tokens[i].token);
-    return offset;
-}
-
 /* Log probabilities of the tokens from `from` on, after those of the prompt if wanted; null if not
- * asked for. */
-static json_t *logprobs_of(const struct answer *a, bool has_prompt, size_t from) {
+ * asked for. *offset: characters of text before them, and then after them. */
+static json_t *logprobs_of(const struct answer *a, bool has_prompt, size_t from, size_t *offset) {
     const struct job_prompt *p = prompt_of(a);
     if (a->ask->n_top < 0)
         return json_null();
     has_prompt &= p->logprobs != NULL;
-    struct token_lists to = {json_array(), json_array(), json_array(), json_array(),
-                             has_prompt ? 0 : offset_of(a, from)};
+    struct token_lists to = {json_array(), json_array(), json_array(), json_array(), *offset};
     for (size_t i = 0; has_prompt && i < p->n; i++)
         add_token(&to, a->m, p->tokens[i], p->logprobs[i]);
     for (size_t i = from; i < a->n_emitted; i++)
         add_token(&to, a->m, a->content_tokens[i].token, a->content_tokens[i].logprobs);
+    *offset = to.offset;
     return json_pack("{s:o, s:o, s:o, s:o}", "tokens", to.tokens, "token_logprobs", to.values,
                      "top_logprobs", to.tops, "text_offset", to.offsets);
 }
@@ -198,7 +181,7 @@ static json_t *logprobs_of(const struct answer *a, bool has_prompt, size_t from)
 /* The echo goes with the first text: only then are its log probabilities known. */
 static void put_text(struct exchange *x, struct answer *a, struct str text) {
     struct buffer all = {0};
-    json_t *logprobs = logprobs_of(a, !a->is_echoed, a->n_streamed);
+    json_t *logprobs = logprobs_of(a, !a->is_echoed, a->n_streamed, &a->offset);
     if (!a->is_echoed)
         add_echo(a, &all);
     buffer_add(&all, text.at, text.len);
@@ -223,11 +206,12 @@ static void text_done(struct exchange *x) {
 static json_t *text_choice(const struct answer *a) {
     struct buffer text = {0};
     struct str content = buffer_str(&a->content);
+    size_t offset = 0;
     add_echo(a, &text);
     buffer_add(&text, content.at, content.len);
     json_t *out = json_pack("{s:i, s:o, s:o, s:s}", "index", (int)a->number, "text",
-                            json_of_text(buffer_str(&text)), "logprobs", logprobs_of(a, true, 0),
-                            "finish_reason", openai_finish(a));
+                            json_of_text(buffer_str(&text)), "logprobs",
+                            logprobs_of(a, true, 0, &offset), "finish_reason", openai_finish(a));
     buffer_free(&text);
     return out;
 }

@@ -572,19 +572,47 @@ static void end(struct exchange *x) {
     flush(x, true);
 }
 
-/* Whether the response takes longer than other clients' tokens should wait. */
-static bool is_long_response(const struct exchange *x) {
-    enum { MAX_VALUES = 1 << 14 }; /* numbers and texts: some 10 ms */
+/* Numbers and texts that are written at once. More than SLOW take longer than other clients' tokens
+ * should wait (4096: 10 to 25 ms); what is LONG takes memory that is given back. */
+enum { SLOW = 1 << 12, LONG = 1 << 14 };
+
+/* Of a token with its log probabilities. */
+static uint64_t values_of_token(const struct ask *ask) {
+    return 1 + (ask->n_top > 0 ? (uint64_t)ask->n_top : 0);
+}
+
+/* Of the end of the response. */
+static uint64_t values_of_end(const struct exchange *x) {
     const struct ask *ask = x->ask;
     if (x->style->repeats_request && x->body.len > BACKGROUND_BYTES)
-        return true;
-    uint64_t each = 1 + (ask->n_top > 0 ? (uint64_t)ask->n_top : 0);
+        return UINT64_MAX;
+    uint64_t each = values_of_token(ask);
     uint64_t n = ask->hidden ? (uint64_t)ask->n_prompts * x->server->model.facts.width : 0;
     for (uint32_t i = 0; i < x->n_answers; i++)
         n += x->answers[i].n_tokens * each;
     for (uint32_t i = 0; i < ask->n_prompts; i++)
         n += ask->prompts[i].logprobs ? ask->prompts[i].n * each : 0;
-    return n > MAX_VALUES && !ask->is_streamed;
+    return ask->is_streamed ? 0 : n;
+}
+
+/* Of the news, in a stream: the first text of an answer has its prompt's log probabilities. */
+static uint64_t values_of_news(const struct exchange *x) {
+    const struct ask *ask = x->ask;
+    uint64_t n = 0;
+    for (size_t i = 0; i < x->news.n_events && ask->is_streamed; i++) {
+        const struct job_event *event = &x->news.events[i];
+        const struct job_prompt *p = &ask->prompts[event->choice / (size_t)ask->n];
+        bool brings_prompt = p->logprobs && !x->answers[event->choice].is_echoed;
+        n += (event->logprobs ? 1 : 0) + (brings_prompt ? p->n : 0);
+    }
+    return n * values_of_token(ask);
+}
+
+/* False: that many values are written at once, here. */
+static bool write_in_background(struct exchange *x, uint64_t values,
+                                void (*task)(struct exchange *x)) {
+    x->is_long |= values > LONG;
+    return values > SLOW && background_run(x->server->background, x, task);
 }
 
 void exchange_ping(struct exchange *x) {
@@ -592,25 +620,44 @@ void exchange_ping(struct exchange *x) {
     flush(x, false);
 }
 
-void exchange_write(struct exchange *x) {
-    if (x->has_ended) /* the last news was already taken, before its wake-up */
-        return;
-    job_take(&x->job, &x->news);
-    x->has_begun |= x->news.is_accepted && x->ask->is_streamed;
+static void write_news(struct exchange *x) {
     for (size_t i = 0; i < x->news.n_events; i++)
         take_event(x, &x->news.events[i]);
     x->news.n_events = 0;
-    if (!x->news.is_over) {
+    if (!x->news.is_over)
         flush(x, false);
+}
+
+/* The end may have come meanwhile, and other news: the writer looks. */
+static void write_long(struct exchange *x) {
+    write_news(x);
+    x->is_written = false;
+    writer_add(x->server->writer, x);
+}
+
+void exchange_write(struct exchange *x) {
+    if (x->has_ended || x->is_written) /* the last news was already taken, before its wake-up */
+        return;
+    if (!x->news.is_over) {
+        job_take(&x->job, &x->news);
+        x->has_begun |= x->news.is_accepted && x->ask->is_streamed;
+        uint64_t values = values_of_news(x);
+        x->is_written = values > SLOW;
+        if (x->is_written)
+            writer_leave(x); /* no pings meanwhile */
+        if (write_in_background(x, values, write_long))
+            return;
+        x->is_written = false;
+        write_news(x);
+    }
+    if (!x->news.is_over) {
         if (x->has_begun && x->style->ping)
             writer_watch(x->server->writer, x);
         return;
     }
     x->has_ended = true;
     writer_leave(x);
-    bool is_long = is_long_response(x);
-    x->is_long |= is_long;
-    if (!is_long || !background_run(x->server->background, x, end))
+    if (!write_in_background(x, values_of_end(x), end))
         end(x);
 }
 

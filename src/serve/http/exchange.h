@@ -75,8 +75,9 @@ struct exchange {
     bool has_job;
     struct answer *answers;
     uint32_t n_answers, n_ended;
-    bool has_begun; /* style->begin was called */
-    bool has_ended; /* the writer has nothing more to do */
+    bool has_begun;         /* style->begin was called */
+    bool has_ended;         /* the writer has nothing more to do */
+    atomic_bool is_written; /* in the background: the writer leaves it alone until it is back */
     struct buffer draft;
     int block, n_blocks; /* for a style that numbers parts of its answer */
     void *own;           /* what else a style needs */
