@@ -360,6 +360,64 @@ TEST(serve_reads_a_prompt_once_for_answers_in_turns) {
     }
 }
 
+/* What came out of the tokens of a prompt. */
+struct reading {
+    struct result result; /* first: note_token and note_end take it for theirs */
+    uint32_t width, n_rows, n_steps;
+    float sums[700]; /* of a row */
+};
+
+static void note_rows(void *user, const struct sched_rows *rows) {
+    struct reading *r = user;
+    const float *at = rows->logits ? rows->logits : rows->hidden;
+    EXPECT_INT(rows->first, r->n_rows); /* each once */
+    r->n_rows = rows->first + rows->n;
+    r->n_steps++;
+    for (uint32_t i = 0; i < rows->n && rows->first + i < 700; i++)
+        for (uint32_t k = 0; k < r->width; k++)
+            r->sums[rows->first + i] += at[i * r->width + k] * (float)(k + 1);
+}
+
+/* One that wants them all is preempted while it reads its prompt: it goes on where it was, and all
+ * rows come once, bit for bit those that come without others. */
+TEST(serve_reads_on_after_preemption) {
+    for (int kind = 0; kind < 2 * N_ARCHS; kind++) {
+        struct rig r;
+        struct result a;
+        static struct reading alone, b;
+        struct sim_options o = options_of(2, 0, 0);
+        const char *path = write_tiny(archs[kind / 2]);
+        o.engine.prefill = 16;
+        o.engine.hidden = true;
+        o.engine.snapshot_bytes = 1 << 20;
+        if (!rig_open(&r, path, &o))
+            return;
+        o.engine.kv_bytes = 4 * r.engine->state.layout.page_bytes;
+        rig_close(&r);
+        for (int run = 0; run < 2; run++) {
+            struct reading *to = run ? &b : &alone;
+            if (!rig_open(&r, path, &o))
+                return;
+            if (run)
+                submit_plain(&r, &a, 240, 300);
+            struct sched_request q = request_of(&r, 660, 5);
+            q.prompt = prompt + 7;
+            q.n_prompt = 600;
+            q.reads = kind % 2 ? SLUICE_WANT_ALL_HIDDEN : SLUICE_WANT_ALL_LOGITS;
+            q.on_rows = note_rows;
+            *to = (struct reading){.width = kind % 2 ? r.facts.width : (uint32_t)r.facts.n_logits};
+            EXPECT_INT(submit(&r, &to->result, &q), SLUICE_OK);
+            step_all(&r);
+            EXPECT(to->n_rows >= 600 && to->result.n == 5);
+            rig_close(&r);
+        }
+        EXPECT(b.result.report.times_preempted > 0);
+        EXPECT(b.result.report.n_processed < 600 + 64); /* 895 if it starts over */
+        EXPECT(memcmp(alone.sums, b.sums, 600 * sizeof *b.sums) == 0);
+        EXPECT(memcmp(alone.result.tokens, b.result.tokens, 5 * sizeof *b.result.tokens) == 0);
+    }
+}
+
 /* ---- nothing is read twice ---------------------------------------------------------------- */
 
 /* Two requests that begin alike and arrive together: the second waits until the first has read what

@@ -342,7 +342,17 @@ static void take_all(struct sched *s, struct sched_answer *a, double now) {
     take(s, a, token, last_logits(s, a), now);
 }
 
-static void call_on_rows(const struct sched_answer *a) {
+/* Leaves out rows that were handed out before the answer was preempted. */
+static void leave_out_read(const struct sched *s, struct sched_answer *a, struct sched_rows *rows) {
+    uint32_t n = a->n_read > rows->first ? min_u32(a->n_read - rows->first, rows->n) : 0;
+    rows->first += n;
+    rows->n -= n;
+    rows->logits += rows->logits ? (size_t)n * (size_t)s->facts.n_logits : 0;
+    rows->hidden += rows->hidden ? (size_t)n * s->facts.width : 0;
+    a->n_read = max_u32(a->n_read, rows->first + rows->n);
+}
+
+static void call_on_rows(const struct sched *s, struct sched_answer *a) {
     struct sched_rows rows = {0};
     uint32_t n_logits = 0, n_hidden = 0;
     if (!sched_reads_of(a) || sluice_seq_logits(a->seq, &rows.logits, &n_logits) ||
@@ -350,6 +360,8 @@ static void call_on_rows(const struct sched_answer *a) {
         return;
     rows.n = max_u32(n_logits, n_hidden);
     rows.first = sched_n_processed(a) - rows.n;
+    if (sched_reads_all(a))
+        leave_out_read(s, a, &rows);
     if (rows.n > 0)
         a->request->asked.on_rows(a->request->asked.user, &rows);
 }
@@ -360,7 +372,7 @@ static void hand_out(struct sched *s) {
         next = a->next;
         if (a->is_stem || a->request->is_cancelled) /* maybe by one before it in this list */
             continue;
-        call_on_rows(a);
+        call_on_rows(s, a);
         take_all(s, a, now);
     }
 }
@@ -422,7 +434,7 @@ static void run_out(struct sched *s, int status) {
         sched_fail_answer(s, a, status);
         return;
     }
-    a->is_cold = is_alone || s->has_no_reuse || sched_reads_all(a);
+    a->is_cold = is_alone || s->has_no_reuse;
     sched_preempt(s, a);
 }
 

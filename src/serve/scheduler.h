@@ -95,8 +95,8 @@ struct sched_rows {
     const float *logits; /* (n, n_logits) after each; NULL where not wanted; valid in the call */
     const float *hidden; /* (n, width) */
 };
-/* An answer that is preempted processes its tokens again, and hands out the same rows. The
- * request's other answers start after it. */
+/* Of all rows each is handed out once, in order, also if the answer is preempted meanwhile; that of
+ * the prompt's last token alone maybe again. The request's other answers start after it. */
 typedef void sched_rows_fn(void *user, const struct sched_rows *rows);
 /* The end, exactly once for every answer of a request that was accepted. */
 typedef void sched_end_fn(void *user, const struct sched_report *report);

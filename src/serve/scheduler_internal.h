@@ -37,6 +37,7 @@ struct sched_answer {
     uint32_t n_drafted;   /* tokens for the next step ... */
     bool is_by_block;     /* ... by the model's draft block */
     uint32_t n_found;     /* tokens that its sequence had, processed, when it was opened */
+    uint32_t n_read;      /* of one that reads all rows: those that were handed out */
     bool is_stem;    /* it processes the prompt but for the last token, then others fork from it */
     bool is_cold;    /* it starts without what the engine has cached */
     bool is_fetched; /* it has waited for the disk, and starts whether that helped or not */

@@ -115,7 +115,7 @@ static void add_answer(struct sched *s, struct request *r, uint32_t number,
                    .end_token = -1,
                    .n_prompt = (uint32_t)q->n_prompt},
     };
-    a->is_cold = s->has_no_reuse || sched_reads_all(a);
+    a->is_cold = s->has_no_reuse;
     memcpy(a->tokens, q->prompt, q->n_prompt * sizeof *q->prompt);
     for (uint32_t i = 0; i < a->n / s->page; i++)
         sched_hash_page(s, a, i);

@@ -24,12 +24,18 @@ static uint32_t common_tokens(const struct sched *s, const struct sched_answer *
     return low * s->page;
 }
 
+/* How many of its first tokens it may take from the cache: those whose rows it needs no more. */
+static uint32_t reusable_tokens(const struct sched_answer *a) {
+    bool is_reading = sched_reads_all(a) && a->n_read < a->report.n_prompt;
+    return a->is_cold ? 0 : is_reading ? a->n_read : a->n;
+}
+
 /* The longest prefix shared with a running answer that has processed it. */
 static uint32_t shared_tokens(const struct sched *s, const struct sched_answer *a) {
     uint32_t n = 0;
-    for (const struct sched_answer *r = s->running.first; r && !a->is_cold; r = r->next)
+    for (const struct sched_answer *r = s->running.first; r; r = r->next)
         n = max_u32(n, min_u32(common_tokens(s, a, r), sched_n_processed(r)));
-    return n;
+    return min_u32(n, reusable_tokens(a));
 }
 
 /* ---- start -------------------------------------------------------------------------------- */
@@ -87,8 +93,11 @@ static void count_reuse(struct sched *s, const struct sluice_reuse *reuse) {
 /* Feeds an empty sequence the first n tokens, reusing what the engine has cached. */
 static int resume(struct sched *s, struct sched_answer *a, uint32_t n) {
     struct sluice_reuse reuse = {0};
-    int status = a->is_cold ? sluice_seq_feed(a->seq, a->tokens, n)
-                            : sluice_seq_resume(a->seq, a->tokens, n, &reuse);
+    uint32_t known = reusable_tokens(a);
+    known = known ? min_u32(known + 1, n) : 0; /* all but the last of these may be reused */
+    int status = known ? sluice_seq_resume(a->seq, a->tokens, known, &reuse) : SLUICE_OK;
+    if (!status && n > known)
+        status = sluice_seq_feed(a->seq, a->tokens + known, n - known);
     if (status)
         return status;
     if (a->report.times_preempted == 0)
@@ -128,8 +137,10 @@ static bool reads_for(const struct sched *s, const struct sched_answer *r,
 /* A prefix that an older answer is processing is waited for, not processed twice. Younger ones are
  * not waited for: there may always be another. */
 static bool waits_for_prefix(const struct sched *s, const struct sched_answer *a) {
+    if (reusable_tokens(a) < a->n)
+        return false;
     for (const struct sched_answer *r = s->running.first; r && r->age < a->age; r = r->next)
-        if (!a->is_cold && reads_for(s, r, a))
+        if (reads_for(s, r, a))
             return true;
     return false;
 }
@@ -138,7 +149,8 @@ static bool waits_for_prefix(const struct sched *s, const struct sched_answer *a
  * again before the answer starts it is read from disk then. */
 static bool waits_for_disk(struct sched *s, struct sched_answer *a) {
     bool is_ready = true;
-    if (!a->is_cold && !a->is_fetched && sluice_engine_fetch(s->engine, a->tokens, a->n, &is_ready))
+    uint32_t n = reusable_tokens(a);
+    if (n && !a->is_fetched && sluice_engine_fetch(s->engine, a->tokens, n, &is_ready))
         is_ready = true; /* starting says why */
     a->is_fetched |= is_ready;
     return !is_ready;

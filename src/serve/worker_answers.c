@@ -117,20 +117,18 @@ static const uint32_t *on_keeps(void *user, uint32_t answer) {
 
 /* ---- rows of prompts ---------------------------------------------------------------------- */
 
-/* Each is set once: a reader may have it when the prompt is processed a second time. */
 static void tell_prompt(struct worker *w, struct job *job, const struct job_prompt *p,
                         const struct sched_rows *rows) {
     for (uint32_t i = 0; i < rows->n; i++) {
         size_t next = (size_t)rows->first + i + 1;
-        if (next >= p->n || p->logprobs[next])
-            continue;
+        if (next >= p->n)
+            break;
         p->logprobs[next] =
             worker_logprobs(w, rows->logits + (size_t)i * w->n_logits, p->tokens[next], job->n_top);
         job->lacks_memory |= !p->logprobs[next];
     }
 }
 
-/* A prompt that is processed a second time starts over. */
 static void pool(const struct job_request *q, const struct sched_rows *rows) {
     const struct job *job = q->job;
     uint32_t width = job->worker->width, n_prompt = (uint32_t)job->prompts[q->prompt].n;
