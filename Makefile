@@ -6,6 +6,7 @@
 #   make smollm2, qwen2.5-coder      fetch a model to chat with
 #   make install, uninstall          PREFIX=/usr/local, DESTDIR=
 #   make bench                       the benchmarks
+#   make bench-programs              the programs of bench/, in build/bench
 #   make fuzz SECONDS=60             every fuzz entry for that long
 #   make format, lint, clean
 #
@@ -291,7 +292,7 @@ install: all
 	ln -sf libsluice.so.$(RELEASE) $(DESTDIR)$(PREFIX)/lib/$(SONAME)
 	ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/libsluice.so
 	install -D -m 644 include/sluice.h $(DESTDIR)$(PREFIX)/include/sluice.h
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(RELEASE)|' tools/sluice.pc.in > $(B)/sluice.pc
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(RELEASE)|' -e 's|@LIBS@|$(filter -l%,$(LIBS))|' tools/sluice.pc.in > $(B)/sluice.pc
 	install -D -m 644 $(B)/sluice.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig/sluice.pc
 	install -D -m 644 models/stories-27m-q4_k_m.gguf \
 	    $(DESTDIR)$(PREFIX)/share/sluice/models/stories-27m-q4_k_m.gguf
@@ -382,6 +383,30 @@ $(B)/walk: $(B)/obj/tests/walk/walk.o $(B)/libsluice.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) $^ $(LIBS) -o $@
 
+# The programs of bench/: every `make test` builds them, so that they are there when somebody wants to measure. Experiments of
+# CUDA alone are quick to compile; of the engine they use ptx.cuh.
+EXPERIMENTS    := $(if $(filter 1,$(CUDA)),$(patsubst %.cu,build/%,$(wildcard bench/kernels/*.cu)))
+BENCH_PROGRAMS := $(patsubst %.c,$(B)/%,$(filter-out $(if $(filter 1,$(VULKAN)),,bench/vulkan/%),$(wildcard bench/*/*.c)))
+bench-programs: $(BENCH_PROGRAMS) $(EXPERIMENTS)
+$(BENCH_PROGRAMS): $(B)/bench/%: $(B)/obj/bench/%.o $(B)/libsluice.a
+	@mkdir -p $(@D)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) $^ $(LIBS) -o $@
+
+$(B)/obj/bench/vulkan/dispatch.o: build/vulkan/chain1.inc build/vulkan/chain10.inc
+$(B)/obj/bench/vulkan/dispatch.o: CPPFLAGS += -Ibuild/vulkan
+$(B)/obj/bench/vulkan/dispatch.o: CFLAGS += -Wno-missing-field-initializers # of its table
+build/vulkan/chain%.inc: bench/vulkan/chain.comp
+	@mkdir -p $(@D)
+	$(call say,GLSLC,$@)
+	$(Q)$(GLSLC) --target-env=vulkan1.2 -O -Werror -DBINDS=$* -mfmt=c $< -o $@
+
+$(EXPERIMENTS): build/bench/kernels/%: bench/kernels/%.cu bench/kernels/common.cuh src/backend/cuda/kernels/ptx.cuh
+	@mkdir -p $(@D)
+	$(call say,NVCC,$@)
+	$(Q)$(NVCC) $(NVCC_OPT) -std=c++17 -Xcompiler -Wall -Isrc -gencode arch=compute_90a,code=sm_90a \
+	    $< -o $@ >$@.log 2>&1 || { cat $@.log; exit 1; }
+
 # The example program is built as a user would.
 $(B)/generate: examples/generate.c $(B)/libsluice.a
 	$(call say,LD,$@)
@@ -397,7 +422,8 @@ $(B)/every_verb: $(call objects,tests/leaks/every_verb.c $(filter-out src/cmd/ma
 	$(Q)$(CC) $(LDFLAGS) $^ $(EDIT_LIBS) $(SERVE_LIBS) $(LIBS) -o $@
 
 # What one flavour needs to be tested; tests/run.sh runs the flavours and adds up.
-test-binaries: $(B)/sluice $(if $(filter build,$(B)),$(B)/libsluice.so $(if $(filter 1,$(VULKAN)),$(B)/tests-vulkan) $(if $(EMULATED_TESTS),$(B)/tests-emulated-90)) $(B)/tests $(B)/generate $(B)/walk build/data/locales/made
+test-binaries: $(B)/sluice $(if $(filter build,$(B)),$(B)/libsluice.so $(if $(filter 1,$(VULKAN)),$(B)/tests-vulkan) $(if $(EMULATED_TESTS),$(B)/tests-emulated-90)) $(B)/tests $(B)/generate $(B)/walk build/data/locales/made \
+    $(if $(filter build,$(B)),bench-programs)
 where:
 	@echo $(B)
 
@@ -456,7 +482,7 @@ build/fuzz/fuzz_%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/libsluice.a
 
 # ---- benchmarks and care ----------------------------------------------------------------------
 
-bench: $(B)/sluice build/data/unpacked | $(STAMPS)/bench
+bench: $(B)/sluice bench-programs build/data/unpacked | $(STAMPS)/bench
 	@bash bench/run.sh
 
 FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')
@@ -479,9 +505,9 @@ lint: | $(STAMPS)/lint
 clean:
 	rm -rf build
 
-.PHONY: all no-cuda no-vulkan help run smollm2 qwen2.5-coder install uninstall test test-binaries where replays test-all test-cuda test-emulated test-vulkan asan fuzz fuzzers bench format lint clean FORCE
+.PHONY: all no-cuda no-vulkan help run smollm2 qwen2.5-coder install uninstall test test-binaries where replays test-all test-cuda test-emulated test-vulkan asan fuzz fuzzers bench bench-programs format lint clean FORCE
 .SECONDARY: $(patsubst %,$(B)/obj/tests/fuzz/fuzz_%.o,$(FUZZERS))
 
 -include $(FATBINS:.fatbin=.d)
 -include $(SPIRV:.spv=.d)
--include $(wildcard $(EMULATOR)/*/*.d) $(patsubst %.o,%.d,$(call objects,$(SOURCES) $(TESTS) $(CUDA_TESTS) $(EMULATED_TESTS) $(VULKAN_TESTS) $(wildcard tests/fuzz/*.c tests/leaks/*.c))) $(B)/obj/every_verb_main.d
+-include $(wildcard $(EMULATOR)/*/*.d) $(patsubst %.o,%.d,$(call objects,$(SOURCES) $(TESTS) $(CUDA_TESTS) $(EMULATED_TESTS) $(VULKAN_TESTS) $(wildcard bench/*/*.c tests/fuzz/*.c tests/leaks/*.c))) $(B)/obj/every_verb_main.d

@@ -211,6 +211,7 @@ quick() {
         pipelined goes_away next_turn page_files responses_are responses_tools echo_with embeddings_of_texts
     suite "the page in a browser" python3 tests/test_page.py build/sluice
     ! $vulkan_runs || check_vulkan_models $vulkan
+    suite "benchmarks still run" python3 tests/test_bench.py build/sluice
     suite "JSON schemas, release" python3 tests/test_schemas.py build/walk
     suite "regular expressions, release" python3 tests/test_regexes.py build/walk
     suite "JSON schemas, sanitizers" python3 tests/test_schemas.py build/asan/walk

@@ -1,8 +1,7 @@
 /* keep.c - what a verified row's recurrent state costs: kept in a cell of its own, or made again.
  *
- *     gcc -O2 -std=c11 -D_GNU_SOURCE -Iinclude bench/lookup/keep.c build/libsluice.a \
- *         -lutf8proc -ljansson -lmd -lm -ldl -pthread -o build/keep
- *     build/keep MODEL [BACKEND [THREADS]]
+ *     make bench-programs
+ *     build/bench/lookup/keep MODEL [BACKEND [THREADS]]
  *
  * A step that verifies k drafts needs the state after the last one that is right, and which one
  * that is only the step itself finds out. Either every row's state is stored to a cell on the way

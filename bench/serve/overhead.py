@@ -10,7 +10,7 @@ N tokens. --no-burst: bench and server run one step a submission.
 """
 import argparse, json, os, re, subprocess, sys, time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -37,7 +37,7 @@ class Server:
 
     def load(self, a, streams, *more):
         before = self.seconds
-        out = subprocess.run([f"{HERE}/build/load", "--port", str(self.port), "--streams", str(streams), "--rounds",
+        out = subprocess.run([f"{ROOT}/build/bench/serve/load", "--port", str(self.port), "--streams", str(streams), "--rounds",
                               str(a.rounds), "--tokens", str(a.tokens), "--words", str(a.words), "--fields", a.fields, *more],
                              capture_output=True, text=True)
         if out.returncode:

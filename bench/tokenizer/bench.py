@@ -25,7 +25,7 @@ def hf_round(tokenizer, texts):
 def main():
     model = sys.argv[1] if len(sys.argv) > 1 else f"{tools.ROOT}/build/data/tokenizer/qwen35-vocab.gguf"
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 5
-    program = tools.build_driver()
+    program = tools.driver()
     folder = tools.gguf_to_folder(model, os.path.join(tools.BUILD, "folder"))
     tokenizer = Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
     texts = tools.make_texts(3_400_000)

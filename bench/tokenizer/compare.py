@@ -87,7 +87,7 @@ def stripping_folder(source, folder):
 
 def main():
     size = int(float(sys.argv[1]) * 1e6) if len(sys.argv) > 1 else 1_000_000
-    program = tools.build_driver()
+    program = tools.driver()
     texts = tools.make_texts(size)
     texts["strange"] = strange_text(size)
     data = os.path.join(tools.ROOT, "build", "data")

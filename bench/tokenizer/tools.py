@@ -6,6 +6,7 @@ import os
 import random
 import struct
 import subprocess
+import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -22,18 +23,12 @@ REGEX = {
 }
 
 
-def build_driver():
-    """Compiles encode.c with the library's sources and returns the program's path."""
+def driver():
+    """The path of encode.c's program."""
     os.makedirs(BUILD, exist_ok=True)
-    program = os.path.join(BUILD, "encode")
-    with open(os.path.join(BUILD, "version.h"), "w") as f:
-        f.write('#define SLUICE_VERSION "bench"\n')
-    sources = [s for room in ("base", "quant", "file", "text")
-               for s in sorted(glob.glob(f"{ROOT}/src/{room}/*.c"))]
-    subprocess.run([os.environ.get("CC", "gcc"), "-std=c11", "-D_GNU_SOURCE", "-g", "-O2",
-                    "-ffp-contract=off", "-pthread", f"-I{ROOT}/include", f"-I{ROOT}/src",
-                    f"-I{BUILD}", os.path.join(HERE, "encode.c"), *sources, "-ljansson",
-                    "-lutf8proc", "-lmd", "-lm", "-o", program], check=True)
+    program = os.path.join(ROOT, "build", "bench", "tokenizer", "encode")
+    if not os.path.exists(program):
+        sys.exit("build/bench/tokenizer/encode is not there: make bench-programs")
     return program
 
 

@@ -1,7 +1,7 @@
 /* dispatch.c - what a dependent dispatch costs on a Vulkan driver, by kind of barrier.
  *
- *     glslc --target-env=vulkan1.2 -O -DBINDS=1 -mfmt=c chain.comp -o chain1.inc    (and BINDS=10)
- *     cc -O2 -I. dispatch.c -ldl -o dispatch && ./dispatch [device] [runs] [all|code]
+ *     make bench-programs
+ *     build/bench/vulkan/dispatch [device] [runs] [all|code]
  *
  * A chain of dispatches, each after a barrier, between two time stamps; best of a few runs, divided
  * by their number. `all`: also with barriers of all workgroups inside a shader, which hang where a
