@@ -53,6 +53,7 @@ struct talks {
     /* Counted. */
     uint32_t n_done, n_forked, n_rewound, n_cancelled, n_cut, n_preempted, n_restarted;
     uint64_t n_read, n_reused, n_host, n_disk, n_block_drafts;
+    struct sluice_counters counters;      /* of all engines, of which a restart makes another */
     struct sluice_engine_options options; /* of the engine */
 };
 
@@ -372,10 +373,21 @@ static void talk_step(struct talks *t) {
 }
 
 /* The engine is closed and opened again; what it knew is in its folder. */
+static void talk_add_counters(struct talks *t) {
+    struct sluice_counters c;
+    sluice_engine_counters(t->engine, &c);
+    t->counters.snapshots_taken += c.snapshots_taken;
+    t->counters.snapshots_used += c.snapshots_used;
+    t->counters.evicted += c.evicted;
+    t->counters.drafted += c.drafted;
+    t->counters.drafts_kept += c.drafts_kept;
+}
+
 static void talk_restart(struct talks *t) {
     for (struct talk_answer *a = t->answers; a < t->answers + TALK_SEQS; a++)
         if (a->seq && talk_draw(t, 2))
             talk_preempt(t, a);
+    talk_add_counters(t);
     sluice_engine_close(t->engine);
     for (struct talk_answer *a = t->answers; a < t->answers + TALK_SEQS; a++)
         a->seq = NULL;
@@ -480,28 +492,27 @@ static void talk_close(struct talks *t) {
 /* This many answers, or as many as the seconds allow. */
 static void talk_run(const struct talk_setup *setup, uint32_t n_answers) {
     struct talks *t = malloc(sizeof *t);
-    struct sluice_counters c;
     if (talk_open(t, setup)) {
+        const struct sluice_counters *c = &t->counters;
         for (uint64_t round = 0; t->n_done < n_answers && round < 100000 && !test_has_failed();
              round++)
             talk_round(t);
-        sluice_engine_counters(t->engine, &c);
+        talk_add_counters(t);
         EXPECT(t->n_reused > 0 && (test_has_failed() || t->n_done >= n_answers));
         bool is_small = 2 * n_answers < 5 * setup->pages; /* all may fit above */
         EXPECT(!setup->host || is_small || t->n_host + t->n_disk > 0);
         EXPECT(test_has_failed() || !t->facts.has_draft_block || t->n_block_drafts > 0);
-        EXPECT(test_has_failed() || (c.drafts_kept > 0 && c.drafted > c.drafts_kept));
+        EXPECT(test_has_failed() || (c->drafts_kept > 0 && c->drafted > c->drafts_kept));
         test_note(
             "%u answers: %u%% of %llu tokens reused; %u forked, %u rewound, %u cancelled, "
             "%u cut, %u preempted, %u restarts; %llu tokens from host memory, %llu from disk; "
             "%llu snapshots taken, %llu used, %llu evicted; %llu of %llu drafts kept",
-
             t->n_done, (unsigned)(100 * t->n_reused / (t->n_read ? t->n_read : 1)),
             (unsigned long long)t->n_read, t->n_forked, t->n_rewound, t->n_cancelled, t->n_cut,
             t->n_preempted, t->n_restarted, (unsigned long long)t->n_host,
-            (unsigned long long)t->n_disk, (unsigned long long)c.snapshots_taken,
-            (unsigned long long)c.snapshots_used, (unsigned long long)c.evicted,
-            (unsigned long long)c.drafts_kept, (unsigned long long)c.drafted);
+            (unsigned long long)t->n_disk, (unsigned long long)c->snapshots_taken,
+            (unsigned long long)c->snapshots_used, (unsigned long long)c->evicted,
+            (unsigned long long)c->drafts_kept, (unsigned long long)c->drafted);
     }
     talk_close(t);
     free(t);
