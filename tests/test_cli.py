@@ -236,6 +236,40 @@ def test_ollama_words_are_answered():
     bad(2, "use --json", "bench", "-o", "json")
 
 
+def test_files_that_are_no_model_say_what_they_are():
+    tensor = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    adapter = struct.pack("<Q", len(tensor)) + tensor + bytes(4)
+    config = json.dumps({"model_type": "llama", "hidden_size": 64})
+    with tempfile.TemporaryDirectory() as d:
+        for name, files, words in [
+            ("lora", {"adapter_config.json": "{}", "adapter_model.safetensors": adapter}, "an adapter, which has to be merged into its model"),
+            ("torch", {"config.json": config, "pytorch_model.bin": "PK"}, "its weights are pytorch_model.bin, expected safetensors"),
+            ("torches", {"config.json": config, "pytorch_model-00001-of-00002.bin": "PK"}, "its weights are pytorch_model-00001-of-00002.bin, expected safetensors"),
+            ("tokenizer", {"tokenizer.json": "{}"}, "tokenizer/config.json: cannot open: No such file or directory")]:
+            folder = Path(d, name)
+            folder.mkdir()
+            for file, content in files.items():
+                folder.joinpath(file).write_bytes(content if isinstance(content, bytes) else content.encode())
+            for verb in ("run", "chat", "inspect"):
+                bad(1, words, verb, folder)
+        for verb in ("run", "inspect", "tokenize"):
+            bad(1, "begins with 7b 22 6d 6f, expected 47 47 55 46; give the folder that it is in", verb, f"{d}/torch/config.json")
+        for url in ("https://huggingface.co/a/b/resolve/main/c.gguf", "hf.co/a/b", "hf://a/b"):
+            bad(1, "nothing is downloaded", "run", url, "-p", "x")
+        Path(d, "x.gguf").write_text("x")
+        bad(1, f"a GGUF file in it is {d}/x.gguf", "run", f"{d}//", "-p", "x")
+        for keys, words in [
+            ([("general.architecture", "llama"), ("general.type", "adapter")], "is an adapter, expected a model; it has to be merged into its model"),
+            ([("general.type", "imatrix")], "is an importance matrix, expected a model"),
+            ([("general.architecture", "clip"), ("general.type", "mmproj")], "is for images (mmproj), expected the model that it belongs to"),
+            ([("general.architecture", "clip")], "architecture is clip, expected llama"),
+            ([("general.architecture", "gemma3"), ("gemma3.attention.sliding_window", 512)], "architecture is gemma3, expected llama")]:
+            make_gguf(f"{d}/x.gguf", [(k, 8, text_value(v.encode())) if isinstance(v, str) else (k, 4, struct.pack("<I", v)) for k, v in keys])
+            bad(1, words, "run", f"{d}/x.gguf", "-p", "x")
+        os.truncate(shutil.copy(SHIPPED, f"{d}/x.gguf"), 9_000_000)
+        bad(1, "bytes of data; is it complete?", "run", f"{d}/x.gguf", "-p", "x")
+
+
 def test_options_that_would_do_nothing_are_refused():
     for args, words in [(["inspect", "--full"], "--full needs --json"), (["bench", "--reuse", "all"], "--reuse needs --trace FILE"),
                         (["bench", "--conversations", "3"], "--conversations needs --trace FILE"),

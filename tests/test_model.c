@@ -537,7 +537,8 @@ static struct rope rope_of(const char *name, const char *rope, const char *more)
     if (status || (status = hub_open(&hub, folder, true, &err)) ||
         (status = gguf_writer_open(&w, NULL, 0, &err)) || (status = hub_write_keys(hub, w, &err)) ||
         (status = gguf_writer_header(w, &bytes, &size, &err)) ||
-        (status = gguf_parse(&g, bytes, size, &err)) || (status = config_read(&c, g, &err)))
+        (status = gguf_parse(&g, bytes, size, &err)) || (status = config_read_arch(&c, g, &err)) ||
+        (status = config_read(&c, g, &err)))
         test_fail(__FILE__, __LINE__, "%s: %s", rope, err.text);
     json_decref(members);
     gguf_close(g);

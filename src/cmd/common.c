@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,36 +29,61 @@ int hint_if_missing(struct err *err, const char *path, const char *hint) {
     return err->code;
 }
 
-/* The first GGUF file of a folder by name, which the first part of a split one is; false: there is
- * none, or it is no folder. */
-static bool find_gguf(const char *path, char *name, size_t size) {
+/* The first file of a folder by name that begins and ends so; of a split model that is the first
+ * part. False: there is none, or it is no folder. */
+static bool find_file(const char *path, const char *begin, const char *end, char *name,
+                      size_t size) {
     DIR *folder = opendir(path);
     struct dirent *e;
     name[0] = 0;
     while (folder && (e = readdir(folder)))
-        if (str_ends(str_of(e->d_name), ".gguf") && (!name[0] || strcmp(e->d_name, name) < 0))
+        if (str_starts(str_of(e->d_name), begin) && str_ends(str_of(e->d_name), end) &&
+            (!name[0] || strcmp(e->d_name, name) < 0))
             snprintf(name, size, "%s", e->d_name);
     if (folder)
         closedir(folder);
     return name[0];
 }
 
+static void add_hint(struct err *err, const char *format, ...) {
+    size_t n = strlen(err->text);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(err->text + n, sizeof err->text - n, format, args);
+    va_end(args);
+}
+
+/* What a folder has instead of config.json and safetensors. */
+static void hint_of_folder(struct err *err, const char *path) {
+    char name[NAME_MAX + 1];
+    int length = (int)strlen(path);
+    while (length > 1 && path[length - 1] == '/')
+        length--;
+    if (find_file(path, "config.json", "", name, sizeof name)) {
+        if (!find_file(path, "", ".safetensors", name, sizeof name) &&
+            find_file(path, "pytorch_model", ".bin", name, sizeof name))
+            add_hint(err, "; its weights are %s, expected safetensors", name);
+    } else if (find_file(path, "adapter_config.json", "", name, sizeof name)) {
+        add_hint(err, "; it is an adapter, which has to be merged into its model");
+    } else if (find_file(path, "", ".gguf", name, sizeof name)) {
+        add_hint(err, "; a GGUF file in it is %.*s/%s", length, path, name);
+    }
+}
+
 int hint_of_model(struct err *err, const char *path) {
-    char name[NAME_MAX + 1], config[PATH_MAX];
-    snprintf(config, sizeof config, "%s/config.json", path);
-    size_t n = strlen(err->text), length = strlen(path);
-    static const char shard[] = ".safetensors";
-    size_t ending = sizeof shard - 1;
-    if (length > ending && strcmp(path + length - ending, shard) == 0)
-        snprintf(err->text + n, sizeof err->text - n, "; give the folder that it is in");
-    if (access(config, F_OK) != 0 && find_gguf(path, name, sizeof name))
-        snprintf(err->text + n, sizeof err->text - n, "; a GGUF file in it is %s/%s", path, name);
-    if (strncmp(path, "synth:", 6) == 0)
+    struct str p = str_of(path);
+    if (str_starts(p, "synth:"))
         return err->code;
-    return hint_if_missing(err, path,
-                           strchr(path, ' ')
-                               ? "a model is a GGUF file or a folder, and a text goes after -p"
-                               : "a model is a GGUF file or a folder");
+    if (str_ends(p, ".safetensors") || str_ends(p, ".json"))
+        add_hint(err, "; give the folder that it is in");
+    hint_of_folder(err, path);
+    const char *hint = "a model is a GGUF file or a folder";
+    if (str_starts(p, "http:") || str_starts(p, "https:") || str_starts(p, "hf.co/") ||
+        str_starts(p, "hf:"))
+        hint = "a model is a GGUF file or a folder of this machine: nothing is downloaded";
+    else if (strchr(path, ' '))
+        hint = "a model is a GGUF file or a folder, and a text goes after -p";
+    return hint_if_missing(err, path, hint);
 }
 
 int template_read(const char *given, char **out, struct err *err) {

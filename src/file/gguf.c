@@ -344,7 +344,7 @@ static int place_tensor(const struct gguf *g, struct tensor_range *range, const 
     if (range->begin > data_bytes || t->bytes > data_bytes - range->begin)
         return err_set(err, SLUICE_ERR_FORMAT,
                        "tensor %.*s has %" PRIu64 " bytes at offset %" PRIu64
-                       " of the data, the file has %" PRIu64 " bytes of data",
+                       " of the data, the file has %" PRIu64 " bytes of data; is it complete?",
                        STR_ARG(t->name), t->bytes, range->begin, data_bytes);
     range->end = range->begin + t->bytes;
     t->data = data + range->begin;

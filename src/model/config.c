@@ -164,9 +164,29 @@ static int read_pooling(struct config *c, const struct gguf *keys, struct err *e
     return got < 0 ? got : SLUICE_OK;
 }
 
-static int read_arch(struct config *c, const struct gguf *keys, struct err *err) {
+/* Files that go with a model and are none. */
+static int refuse_other_kinds(const struct gguf *keys, struct err *err) {
+    static const struct {
+        const char *type, *words;
+    } kinds[] = {
+        {"adapter", "is an adapter, expected a model; it has to be merged into its model"},
+        {"imatrix", "is an importance matrix, expected a model"},
+        {"mmproj", "is for images (mmproj), expected the model that it belongs to"},
+    };
+    struct str type = {0};
+    int got = gguf_get_str(keys, "general.type", &type, err);
+    for (size_t i = 0; got > 0 && i < sizeof kinds / sizeof *kinds; i++)
+        if (str_is(type, kinds[i].type))
+            return err_set(err, SLUICE_ERR_UNSUPPORTED, "%s: %s", keys->path, kinds[i].words);
+    return got < 0 ? got : SLUICE_OK;
+}
+
+int config_read_arch(struct config *c, const struct gguf *keys, struct err *err) {
     struct str arch;
-    int got = gguf_get_str(keys, "general.architecture", &arch, err);
+    int got = refuse_other_kinds(keys, err);
+    if (got)
+        return got;
+    got = gguf_get_str(keys, "general.architecture", &arch, err);
     if (got < 0)
         return got;
     if (got == 0)
@@ -211,7 +231,7 @@ static int read_heads(struct config *c, const struct gguf *keys, struct err *err
 
 int config_read(struct config *c, const struct gguf *keys, struct err *err) {
     int status;
-    if ((status = read_arch(c, keys, err)) || (status = refuse_unsupported(c, keys, err)) ||
+    if ((status = refuse_unsupported(c, keys, err)) ||
         (status = config_u32(c, keys, "block_count", MAX_LAYERS, true, &c->n_layers, err)) ||
         (status = config_u32(c, keys, "embedding_length", 1 << 17, true, &c->hidden, err)) ||
         (status = config_u32(c, keys, "context_length", 1u << 30, true, &c->context, err)) ||

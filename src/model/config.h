@@ -45,7 +45,11 @@ struct config {
     uint32_t experts_row;                             /* of all experts used, and the shared */
 };
 
-/* Reads what all architectures share; the rest keeps its defaults. */
+/* Reads c->arch, the architecture's name, and refuses files that are no models. */
+int config_read_arch(struct config *c, const struct gguf *keys, struct err *err);
+
+/* Reads what all architectures share, by keys that begin with c->arch; the rest keeps its defaults.
+ */
 int config_read(struct config *c, const struct gguf *keys, struct err *err);
 
 /* Reads "ARCH.name"; a required key must be there and within 1..max. */

@@ -137,9 +137,11 @@ int model_open(struct model **out, const char *path, struct err *err) {
     m->path = arena_strdup(&m->arena, str_of(path));
     int status = m->path ? open_files(m, err) : err_memory(err, path);
     if (!status)
-        status = config_read(&m->config, m->keys, err);
+        status = config_read_arch(&m->config, m->keys, err);
     if (!status)
-        status = find_arch(m, err);
+        status = find_arch(m, err); /* first: another one's keys mean what nobody here knows */
+    if (!status)
+        status = config_read(&m->config, m->keys, err);
     if (!status)
         status = m->arch->config(m, err);
     if (!status && m->file &&
