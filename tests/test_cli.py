@@ -252,6 +252,7 @@ def test_files_that_are_no_model_say_what_they_are():
                 folder.joinpath(file).write_bytes(content if isinstance(content, bytes) else content.encode())
             for verb in ("run", "chat", "inspect"):
                 bad(1, words, verb, folder)
+            bad(1, words, "convert", folder, f"{d}/out.gguf")
         for verb in ("run", "inspect", "tokenize"):
             bad(1, "begins with 7b 22 6d 6f, expected 47 47 55 46; give the folder that it is in", verb, f"{d}/torch/config.json")
         for url in ("https://huggingface.co/a/b/resolve/main/c.gguf", "hf.co/a/b", "hf://a/b"):
@@ -266,6 +267,10 @@ def test_files_that_are_no_model_say_what_they_are():
             ([("general.architecture", "gemma3"), ("gemma3.attention.sliding_window", 512)], "architecture is gemma3, expected llama")]:
             make_gguf(f"{d}/x.gguf", [(k, 8, text_value(v.encode())) if isinstance(v, str) else (k, 4, struct.pack("<I", v)) for k, v in keys])
             bad(1, words, "run", f"{d}/x.gguf", "-p", "x")
+            bad(1, words, "inspect", f"{d}/x.gguf", "-c", 512)  # what it would take is asked for
+            line = good("inspect", f"{d}/x.gguf").decode().splitlines()[3]
+            assert line.startswith(f"  cannot be run: {words}"), line
+            assert json.loads(good("inspect", f"{d}/x.gguf", "--json"))["cannot_run"].startswith(words)
         os.truncate(shutil.copy(SHIPPED, f"{d}/x.gguf"), 9_000_000)
         bad(1, "bytes of data; is it complete?", "run", f"{d}/x.gguf", "-p", "x")
 
@@ -925,6 +930,7 @@ def test_messages_show_hostile_names_as_question_marks():
     with tempfile.TemporaryDirectory() as d:
         make_gguf(f"{d}/a.gguf", [("general.architecture", 8, text_value(b"a\x1bname" * 8))])
         bad(1, "general.architecture is 'a?name", "run", f"{d}/a.gguf", "-p", "x")
+        assert b"\x1b" not in good("inspect", f"{d}/a.gguf")
 
 
 def test_many_keys_take_no_time():

@@ -24,6 +24,8 @@ int fail(const struct err *err);
 int hint_if_missing(struct err *err, const char *path, const char *hint);
 /* The same for the path of a model, also for common mistakes. */
 int hint_of_model(struct err *err, const char *path);
+/* Adds what a folder has that has no config.json or no safetensors. */
+void hint_of_folder(struct err *err, const char *path);
 
 /* The value of --chat-template, a file or the text of a template; free it. */
 int template_read(const char *given, char **out, struct err *err);

@@ -53,8 +53,7 @@ static void add_hint(struct err *err, const char *format, ...) {
     va_end(args);
 }
 
-/* What a folder has instead of config.json and safetensors. */
-static void hint_of_folder(struct err *err, const char *path) {
+void hint_of_folder(struct err *err, const char *path) {
     char name[NAME_MAX + 1];
     int length = (int)strlen(path);
     while (length > 1 && path[length - 1] == '/')

@@ -173,7 +173,9 @@ static int convert(const char *from, const char *to, const struct mixture *mixtu
     double started = seconds_now();
     const char *replaced = output_replaces(to), *path = output_path(to);
     int status = folder_open(&folder, from, true, err);
-    if (!status)
+    if (status)
+        hint_of_folder(err, from);
+    else
         status = folder_protect(folder, path, err);
     if (!status)
         status = open_hub(&hub, folder, with_mtp, err);

@@ -240,8 +240,16 @@ static int add_fit(json_t *facts, struct sluice_model *model, const struct sluic
     return status;
 }
 
+/* An error without the name of the file, which stands above it. */
+static struct str without_path(const char *text, const char *path) {
+    struct str rest = str_of(text);
+    if (str_starts(rest, path) && str_starts(str_skip(rest, strlen(path)), ": "))
+        rest = str_skip(rest, strlen(path) + 2);
+    return rest;
+}
+
 /* What `run` would take with these options, to the byte, and on the CPU if it would choose another
- * device by itself. A model that cannot be run has none. */
+ * device by itself; why a model cannot be run, instead. */
 static int add_memory(json_t *facts, const struct common *c, const char *path, bool is_asked) {
     struct sluice_model *model = NULL;
     struct sluice_engine_options o = common_engine(c);
@@ -264,6 +272,8 @@ static int add_memory(json_t *facts, const struct common *c, const char *path, b
         add_fit(facts, model, &o, &ignored);
     else if (status && is_asked)
         exit = fail(&err);
+    else if (status)
+        json_object_set_new(facts, "cannot_run", json_text(without_path(err.text, path)));
     sluice_model_close(model);
     return exit;
 }
@@ -488,6 +498,11 @@ static void print_text(json_t *facts) {
     printf("\n  %s parameters in %zu tensors, %s bytes\n", human_count(number(facts, "parameters")),
            json_array_size(tensors), human_count(number(facts, "tensor_bytes")));
     json_array_foreach(json_object_get(facts, "fit"), i, row) print_fit(row);
+    if (json_object_get(facts, "cannot_run")) {
+        printf("  cannot be run: ");
+        print_name(text_of(json_object_get(facts, "cannot_run")), 0);
+        putchar('\n');
+    }
     if (json_is_true(json_object_get(facts, "draft_block")))
         printf("  has a block for multi-token prediction, which drafts (--mtp)\n");
     printf("\ntypes\n");
