@@ -2436,9 +2436,9 @@ def test_command_lines_that_are_wrong():
                                   *((["--prefix", x], 2, f"--prefix is '{x}', expected a path such as /llm") for x in (
                                       "llm", "/", "/llm/", "//llm", "/a//b", "/a b", "/a?b", "/a#b", "/a%20b", "/..", "/a/./b", "/caf\u00e9", "/a\\b", '/"', "/<a>")),
                                   (["--prefix", "/a\nb"], 2, "--prefix is '/a"), (["--prefix", "http://x/llm"], 2, "--prefix is 'http://x/llm'"),
-                                  (["--port", str(taken.getsockname()[1])], 1, "Address already in use; --port chooses another"),
+                                  (["--port", str(taken.getsockname()[1])], 1, "cannot listen: Address already in use; --port chooses another"),
                                   (["--host", "no.such.name.invalid"], 1, "no.such.name.invalid"),
-                                  (["--unix", "/nowhere/x/y"], 1, "/nowhere/x/y"),
+                                  (["--unix", "/nowhere/x/y"], 1, "/nowhere/x/y: cannot listen: No such"),
                                   (["--unix", ""], 2, "--unix is '', expected a path"), (["--host", ""], 2, "--host is ''"),
                                   (["--cors", "foo"], 2, "--cors is 'foo', expected scheme://host[:port] or *"),
                                   (["--cors", "https://a.example/"], 2, "--cors is 'https://a.example/'"), (["--cors", "http://"], 2, "--cors is 'http://'"),

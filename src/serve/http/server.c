@@ -300,7 +300,7 @@ static int listen_unix(struct server *s, struct err *err) {
         unlink(path); /* left by a killed server */
     }
     if (bind(s->listener, (struct sockaddr *)&address, sizeof address) || listen(s->listener, 512))
-        return err_set(err, SLUICE_ERR_IO, "%s: %s", path, strerror(errno));
+        return err_set(err, SLUICE_ERR_IO, "%s: cannot listen: %s", path, strerror(errno));
     s->has_unlink = true;
     s->is_loopback = false;
     snprintf(s->address, sizeof s->address, "unix:%s", path);
@@ -339,8 +339,8 @@ static int listen_tcp(struct server *s, struct err *err) {
     s->is_loopback = guard_is_loopback(found->ai_addr);
     freeaddrinfo(found);
     if (!is_good)
-        return err_set(err, SLUICE_ERR_IO, "%s port %s: %s%s", host, port, strerror(number),
-                       number == EADDRINUSE ? "; --port chooses another" : "");
+        return err_set(err, SLUICE_ERR_IO, "%s port %s: cannot listen: %s%s", host, port,
+                       strerror(number), number == EADDRINUSE ? "; --port chooses another" : "");
     write_address(s, (struct sockaddr *)&bound, size);
     return SLUICE_OK;
 }
