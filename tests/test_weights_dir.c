@@ -9,6 +9,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "base/cpu.h"
 #include "base/filemap.h"
 #include "engine/engine.h"
 #include "random_model.h"
@@ -89,7 +90,8 @@ static void expect_same_bits(const struct random_model *m, const char *folder) {
     o.context = 64;
     o.threads = 2;
     float *expected = logits_of(model, &o, &all);
-    EXPECT(all.disk == 0 && all.packed > 0);
+    bool packs = cpu_features() != 0; /* else all is used where the file is mapped */
+    EXPECT(all.disk == 0 && (all.packed > 0) == packs);
     o.weights_dir = folder;
     /* All in memory as it fits, all on disk, and something between. */
     const uint64_t kept[] = {0, 1, all.packed / 2};
@@ -103,7 +105,7 @@ static void expect_same_bits(const struct random_model *m, const char *folder) {
         free(found);
         EXPECT_INT(names_in(folder), 0);
     }
-    EXPECT(m->experts || some.packed > 0);
+    EXPECT(m->experts || !packs || some.packed > 0);
     free(expected);
     sluice_model_close(model);
     unlink(path);
