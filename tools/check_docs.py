@@ -3,8 +3,9 @@
 
 Every relative link of a Markdown file names a file that is there and, after #, one of its headings, as GitHub names
 them. Every docs/*.md that a source file or script mentions is there too. Every line that a block of diff shows of a
-file (after `--- FILE`) is one of that file, white space aside, but for "..."; none that it shows as removed is. Prints
-one line for each that is not."""
+file (after `--- FILE`) is one of that file, white space aside, but for "..."; none that it shows as removed is. In code
+`make TARGET` names a target of the Makefile, and what looks like a path of this tree is one (docs/spec cites other
+programs' files, docs/lab some of older trees). Prints one line for each that is not."""
 
 import os
 import re
@@ -13,6 +14,8 @@ import sys
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+PATH = re.compile(r"(?<![\w/:.])(?:src|tests|bench|tools|docs|include|examples)/[\w./-]*\w")
+MAKE = re.compile(r"(?:^|&& |; )make ((?:[\w=./-]+ ?)*)")
 MENTION = re.compile(r"\bdocs/[\w/.-]+\.md\b")
 
 
@@ -86,6 +89,27 @@ def check_quotes(name):
             yield f"{name}:{number}: {file} {'still has' if line.startswith('-') else 'has no line'}: {text}"
 
 
+def targets():
+    with open(os.path.join(ROOT, "Makefile"), encoding="utf-8") as f:
+        return {name for names in re.findall(r"^([a-z][\w. -]*):(?!=)", f.read(), re.M) for name in names.split()}
+
+
+def check_code(name):
+    """`code` and indented lines. Names with capitals are for the reader to fill in."""
+    if name.startswith(("docs/spec/", "docs/lab/")):
+        return
+    for number, line in lines_outside_code(os.path.join(ROOT, name)):
+        for code in re.findall(r"`([^`]+)`", line) + [line.strip()] * line.startswith("    "):
+            for path in PATH.findall(code):
+                places = path, os.path.join(os.path.dirname(name), path)
+                if not re.search("[A-Z]{3}|_$", path) and not any(os.path.exists(os.path.join(ROOT, p)) for p in places):
+                    yield f"{name}:{number}: {path}: there is no such file"
+            for words in MAKE.findall(code):
+                for word in words.split():
+                    if re.fullmatch(r"[a-z][\w.-]*", word) and word not in targets():
+                        yield f"{name}:{number}: make {word}: the Makefile has no such target"
+
+
 def check_mentions(name):
     try:
         with open(os.path.join(ROOT, name), encoding="utf-8") as f:
@@ -103,7 +127,7 @@ def main():
     except (OSError, subprocess.CalledProcessError):
         print("not checked: git does not list the files of this folder")
         return 0
-    wrong = [line for name in documents for check in (check_links, check_quotes) for line in check(name)]
+    wrong = [line for name in documents for check in (check_links, check_quotes, check_code) for line in check(name)]
     for name in all_files:
         if not name.startswith(("tests/data/", "tests/fuzz/corpus/")) and not name.endswith((".patch", ".gguf")):
             wrong += check_mentions(name)
