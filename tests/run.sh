@@ -276,6 +276,8 @@ all() {
     check_emulated 80 $on_emulated
     check_grids
     check "headers of other systems" bash tests/check_systems.sh
+    finish
+    check "debug build, no server, no GPUs" make -s MODE=debug SERVER=0 CUDA=0 VULKAN=0 build/debug/sluice
     flavour "clang, release" "" "" CC=clang
     flavour "clang, sanitizers" "" "" CC=clang MODE=asan
     flavour "gcc, thread sanitizer" "" "pool recode log_ engine thread tier_" MODE=tsan
