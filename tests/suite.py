@@ -113,7 +113,7 @@ class Results:
     def end(self):
         """Prints the last line; returns the exit status."""
         print(f"{self.passed} passed, {self.failed} failed" + (f", {self.skipped} skipped" if self.skipped else ""))
-        return int(self.failed > 0)
+        return int(self.failed > 0 or self.passed + self.skipped == 0)  # nothing run is no success
 
 
 def run_all(names):
