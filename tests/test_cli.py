@@ -245,6 +245,7 @@ def test_files_that_are_no_model_say_what_they_are():
             ("lora", {"adapter_config.json": "{}", "adapter_model.safetensors": adapter}, "an adapter, which has to be merged into its model"),
             ("torch", {"config.json": config, "pytorch_model.bin": "PK"}, "its weights are pytorch_model.bin, expected safetensors"),
             ("torches", {"config.json": config, "pytorch_model-00001-of-00002.bin": "PK"}, "its weights are pytorch_model-00001-of-00002.bin, expected safetensors"),
+            ("shards", {"config.json": config, "model-00001-of-00002.safetensors": adapter}, "it has model-00001-of-00002.safetensors, but no model.safetensors.index.json"),
             ("tokenizer", {"tokenizer.json": "{}"}, "tokenizer/config.json: cannot open: No such file or directory")]:
             folder = Path(d, name)
             folder.mkdir()
@@ -273,6 +274,10 @@ def test_files_that_are_no_model_say_what_they_are():
             assert json.loads(good("inspect", f"{d}/x.gguf", "--json"))["cannot_run"].startswith(words)
         os.truncate(shutil.copy(SHIPPED, f"{d}/x.gguf"), 9_000_000)
         bad(1, "bytes of data; is it complete?", "run", f"{d}/x.gguf", "-p", "x")
+        cut = Path(d, "cut")
+        shutil.copytree(REFERENCE / "llama-a", cut)
+        os.truncate(cut / "model.safetensors", 100_000)
+        bad(1, "bytes of data; is it complete?", "run", cut, "-p", "x")
 
 
 def test_options_that_would_do_nothing_are_refused():

@@ -59,8 +59,10 @@ void hint_of_folder(struct err *err, const char *path) {
     while (length > 1 && path[length - 1] == '/')
         length--;
     if (find_file(path, "config.json", "", name, sizeof name)) {
-        if (!find_file(path, "", ".safetensors", name, sizeof name) &&
-            find_file(path, "pytorch_model", ".bin", name, sizeof name))
+        bool has_start = find_file(path, "model.safetensors", "", name, sizeof name);
+        if (!has_start && find_file(path, "", ".safetensors", name, sizeof name))
+            add_hint(err, "; it has %s, but no model.safetensors.index.json", name);
+        else if (!has_start && find_file(path, "pytorch_model", ".bin", name, sizeof name))
             add_hint(err, "; its weights are %s, expected safetensors", name);
     } else if (find_file(path, "adapter_config.json", "", name, sizeof name)) {
         add_hint(err, "; it is an adapter, which has to be merged into its model");

@@ -104,8 +104,9 @@ static int read_range(const struct shard *shard, const struct tensor *t, const j
     if (range->begin > range->end || range->end > shard->buffer_bytes)
         return err_set(err, SLUICE_ERR_FORMAT,
                        "tensor %.*s: data from %" PRIu64 " to %" PRIu64
-                       ", expected a range inside the %" PRIu64 " bytes of data",
-                       STR_ARG(t->name), range->begin, range->end, shard->buffer_bytes);
+                       ", expected a range inside the %" PRIu64 " bytes of data%s",
+                       STR_ARG(t->name), range->begin, range->end, shard->buffer_bytes,
+                       range->begin > range->end ? "" : "; is it complete?");
     if (range->end - range->begin != t->bytes)
         return err_set(err, SLUICE_ERR_FORMAT,
                        "tensor %.*s: has %" PRIu64 " bytes of data, expected %" PRIu64
