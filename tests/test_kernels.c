@@ -6,6 +6,7 @@
 #include <float.h>
 
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/kernels_grid.h"
 #include "backend/cpu/vec.h"
 #include "base/cpu.h"
 #include "formats.h"
@@ -285,6 +286,43 @@ TEST(kernels_independent_of_rows) {
         check_rows(k, test_is_slow() ? 512 : 1280);
         if (dtype_info((uint32_t)k->type)->block_values <= 32)
             check_rows(k, 416);
+    }
+}
+
+#if defined(__x86_64__)
+/* Grids are looked up by gathers or by loads; this processor may do either better. */
+TEST(kernels_look_up_grids_both_ways) {
+    kernel_grids_fill();
+    bool is_gathered = kernel_grids.is_gathered;
+    for (int way = 0; way < 2; way++) {
+        kernel_grids.is_gathered = way;
+        FOR_EACH_KERNEL(k) {
+            if (!k->is_f32)
+                check_shape(k, 512, 37, 18, true);
+        }
+    }
+    kernel_grids.is_gathered = is_gathered;
+}
+#endif
+
+/* An exponent a row: powers of two from subnormal ones to all that leave the sums finite. */
+TEST(kernels_mxfp4_has_every_exponent) {
+    enum { K = 64, EXPONENTS = 240, BLOCK = 17 };
+    FOR_EACH_KERNEL(k) {
+        if (k->type != DT_MXFP4)
+            continue;
+        struct matrix m = matrix_make(k->type, K, EXPONENTS, true);
+        struct activations acts = acts_make(1, K, true);
+        for (uint32_t b = 0; b < EXPONENTS * (K / 32); b++)
+            m.rows[b * BLOCK] = (uint8_t)(b / (K / 32));
+        dtype_info(DT_MXFP4)->decode(m.rows, m.values, (size_t)K * EXPONENTS);
+        void *weights = packed(k, &m);
+        float *out = product(k, &m, weights, &acts, 0);
+        check_product(k, &m, &acts, out, true);
+        test_guarded_free(out);
+        test_guarded_free(weights);
+        acts_free(&acts);
+        matrix_free(&m);
     }
 }
 

@@ -26,6 +26,7 @@ enum { TILE = 8 };
 #define V_FNMA(a, b, c) _mm256_fnmadd_ps(a, b, c)
 #define V_SET(x) _mm256_set1_ps(x)
 
+#include "backend/cpu/kernels_x86_grid.h"
 #include "backend/cpu/kernels_x86_lanes.h"
 
 /* ---- vectors --------------------------------------------------------------------------------- */
@@ -72,12 +73,18 @@ INLINE __m256 f32_of(__m256i v) {
     return _mm256_cvtepi32_ps(v);
 }
 
-INLINE __m256i grid_4(const uint32_t *grid, __m256i index) {
-    return _mm256_i32gather_epi32((const int *)(const void *)grid, index, 4);
+INLINE __m256i grid_4(const uint32_t *grid, bool by_gather, __m256i index) {
+    if (by_gather)
+        return _mm256_i32gather_epi32((const int *)(const void *)grid, index, 4);
+    return eight_of_4(grid, index);
 }
 
-INLINE void grid_8(const uint64_t *grid, __m256i index, __m256i *w) {
+INLINE void grid_8(const uint64_t *grid, bool by_gather, __m256i index, __m256i *w) {
     const int *at = (const int *)(const void *)grid;
+    if (!by_gather) {
+        eight_of_8(grid, index, w);
+        return;
+    }
     w[0] = _mm256_i32gather_epi32(at, index, 8);
     w[1] = _mm256_i32gather_epi32(at + 1, index, 8);
 }

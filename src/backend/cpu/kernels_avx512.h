@@ -20,6 +20,8 @@ enum { TILE = 16 };
 #define V_FNMA(a, b, c) _mm512_fnmadd_ps(a, b, c)
 #define V_SET(x) _mm512_set1_ps(x)
 
+#include "backend/cpu/kernels_x86_grid.h"
+
 /* ---- vectors --------------------------------------------------------------------------------- */
 
 INLINE __m512i ints_load(const uint8_t *p) {
@@ -61,18 +63,36 @@ INLINE __m512 f32_of(__m512i v) {
     return _mm512_cvtepi32_ps(v);
 }
 
-INLINE __m512i grid_4(const uint32_t *grid, __m512i index) {
-    return _mm512_i32gather_epi32(index, grid, 4);
+INLINE __m512i both_halves(__m256i low, __m256i high) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
-/* Eight rows' entries at a time: half the loads of two look-ups of four bytes. */
-INLINE void grid_8(const uint64_t *grid, __m512i index, __m512i *w) {
+INLINE __m512i grid_4(const uint32_t *grid, bool by_gather, __m512i index) {
+    if (by_gather)
+        return _mm512_i32gather_epi32(index, grid, 4);
+    return both_halves(eight_of_4(grid, _mm512_castsi512_si256(index)),
+                       eight_of_4(grid, _mm512_extracti64x4_epi64(index, 1)));
+}
+
+/* Eight rows' entries at a time: half the gathers of two look-ups of four bytes. */
+INLINE void gather_8(const uint64_t *grid, __m512i index, __m512i *w) {
     const __m512i even =
         _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     __m512i a = _mm512_i32gather_epi64(_mm512_castsi512_si256(index), grid, 8);
     __m512i b = _mm512_i32gather_epi64(_mm512_extracti64x4_epi64(index, 1), grid, 8);
     w[0] = _mm512_permutex2var_epi32(a, even, b);
     w[1] = _mm512_permutex2var_epi32(a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b);
+}
+
+INLINE void grid_8(const uint64_t *grid, bool by_gather, __m512i index, __m512i *w) {
+    if (by_gather) {
+        gather_8(grid, index, w);
+        return;
+    }
+    __m256i low[2], high[2];
+    eight_of_8(grid, _mm512_castsi512_si256(index), low);
+    eight_of_8(grid, _mm512_extracti64x4_epi64(index, 1), high);
+    UNROLL for (int i = 0; i < 2; i++) w[i] = both_halves(low[i], high[i]);
 }
 
 /* Bytes with the bias of the grids; those whose bit of `signs`, 4 j .. 4 j + 3, is set are negated.

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include "base/cpu.h"
 #include "quant/types.h"
 
 struct kernel_grids kernel_grids;
@@ -52,7 +53,9 @@ static void fill(void) {
         to->iq2_s[i] = iq2(iq2_s_grid(i));
     for (uint32_t i = 0; i < 2048; i++)
         to->iq1[i] = iq1(i);
-#if !defined(__x86_64__)
+#if defined(__x86_64__)
+    to->is_gathered = cpu_features() & CPU_AVX_VNNI;
+#else
     for (uint32_t i = 0; i < 256; i++)
         to->signs[i] = minus_bytes(i);
     for (uint32_t i = 0; i < 128; i++)

@@ -5,6 +5,7 @@
 #ifndef BACKEND_CPU_KERNELS_GRID_H
 #define BACKEND_CPU_KERNELS_GRID_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "backend/cpu/kernels_rows.h"
@@ -24,7 +25,12 @@ struct kernel_grids {
     uint64_t iq2_xxs[256], iq2_xs[512], iq2_s[1024]; /* without signs */
     uint64_t iq1[2048];                              /* moved up */
     uint32_t iq3_xxs[256], iq3_s[512];
-#if !defined(__x86_64__)
+#if defined(__x86_64__)
+    /* Look-ups are gathers; otherwise loads, one by one. Microcode of 2023, which keeps gathers
+     * from showing other programs' data, made them three times as slow on Skylake to Tiger Lake;
+     * what came after has AVX-VNNI. */
+    bool is_gathered;
+#else
     uint64_t signs[256], even[128]; /* bytes of 255 where a sign bit is set; even: quant/grid.h */
 #endif
 };

@@ -102,16 +102,20 @@ INLINE void expand_iq4_xs(const uint8_t *block, int g, struct expanded *out) {
     out->scale[0] = HALF(iq4_xs, block, 0) * f32_of(widen_i8(BYTES(iq4_xs, block, g)));
 }
 
+/* mxfp4_scale of every lane: 2^(e - 128) by two factors, as one alone could be subnormal. */
+INLINE VEC mxfp4_scales(INTS e) {
+    const long long bias = 0x3f0000003f; /* in both halves of 64 bits; nothing carries over */
+    INTS half = bits_at(e, 1, 127);
+    return (VEC)((half + bias) << 23) * (VEC)((e - half + bias) << 23);
+}
+
 INLINE void expand_mxfp4(const uint8_t *block, int g, struct expanded *out) {
     static const uint8_t values[16] = {16, 17, 18, 19, 20, 22, 24, 28,
                                        16, 15, 14, 13, 12, 10, 8,  4}; /* twice the value, + 16 */
-    float scale[TILE];
     (void)g;
     expand_nibbles(block, out->w);
     look_up_all(values, out->w);
-    for (int row = 0; row < TILE; row++)
-        scale[row] = mxfp4_scale(BYTES(mxfp4, block, 0)[row]);
-    memcpy(&out->scale[0], scale, sizeof scale);
+    out->scale[0] = mxfp4_scales(widen_u8(BYTES(mxfp4, block, 0)));
 }
 
 INLINE void expand_q2_k(const uint8_t *block, int g, struct expanded *out) {
@@ -180,10 +184,10 @@ INLINE INTS side_by_side(INTS rest) {
     return even_signs(sevens);
 }
 
-INLINE void expand_iq2_xxs(const uint8_t *block, int g, struct expanded *out) {
+INLINE void look_up_iq2_xxs(const uint8_t *block, int g, bool by_gather, struct expanded *out) {
     INTS indices = QUANTS(block, 2 * g), rest = QUANTS(block, 2 * g + 1);
     UNROLL for (int i = 0; i < 4; i++)
-        grid_8(kernel_grids.iq2_xxs, bits_at(indices, 8 * i, 255), out->w + 2 * i);
+        grid_8(kernel_grids.iq2_xxs, by_gather, bits_at(indices, 8 * i, 255), out->w + 2 * i);
     negate_all(out->w, side_by_side(rest));
     out->scale[0] = HALF(iq2_xxs, block, 0) * (V_SET(0.5f) + f32_of(bits_at(rest, 28, 15)));
     out->scale[0] = out->scale[0] * V_SET(0.25f);
@@ -195,30 +199,30 @@ INLINE void scales_iq2(VEC d, INTS both, struct expanded *out) {
         d * (V_SET(0.5f) + f32_of(bits_at(both, 4 * h, 15))) * V_SET(0.25f);
 }
 
-INLINE void expand_iq2_xs(const uint8_t *block, int g, struct expanded *out) {
+INLINE void look_up_iq2_xs(const uint8_t *block, int g, bool by_gather, struct expanded *out) {
     INTS two[2] = {QUANTS(block, 2 * g), QUANTS(block, 2 * g + 1)};
-    UNROLL for (int i = 0; i < 4; i++)
-        grid_8(kernel_grids.iq2_xs, bits_at(two[i / 2], 16 * (i % 2), 511), out->w + 2 * i);
+    UNROLL for (int i = 0; i < 4; i++) grid_8(
+        kernel_grids.iq2_xs, by_gather, bits_at(two[i / 2], 16 * (i % 2), 511), out->w + 2 * i);
     INTS sevens = add_bits(bits_at(two[0], 9, 0x7f), two[0], -17, 0x7f00);
     sevens = add_bits(add_bits(sevens, two[1], 7, 0x7f0000), two[1], -1, 0x7f000000);
     negate_all(out->w, even_signs(sevens));
     scales_iq2(HALF(iq2_xs, block, 0), widen_u8(BYTES(iq2_xs, block, g)), out);
 }
 
-INLINE void expand_iq2_s(const uint8_t *block, int g, struct expanded *out) {
+INLINE void look_up_iq2_s(const uint8_t *block, int g, bool by_gather, struct expanded *out) {
     INTS low = QUANTS(block, g), high = widen_u8(BYTES(iq2_s, block, g));
     UNROLL for (int i = 0; i < 4; i++) {
         INTS index = add_bits(bits_at(low, 8 * i, 255), high, 8 - 2 * i, 0x300);
-        grid_8(kernel_grids.iq2_s, index, out->w + 2 * i);
+        grid_8(kernel_grids.iq2_s, by_gather, index, out->w + 2 * i);
     }
     negate_all(out->w, QUANTS(block, 8 + g));
     scales_iq2(HALF(iq2_s, block, 0), widen_u8(BYTES(iq2_s, block, 8 + g)), out);
 }
 
-INLINE void expand_iq3_xxs(const uint8_t *block, int g, struct expanded *out) {
+INLINE void look_up_iq3_xxs(const uint8_t *block, int g, bool by_gather, struct expanded *out) {
     INTS rest = QUANTS(block, 16 + g);
-    UNROLL for (int j = 0; j < 8; j++) out->w[j] =
-        grid_4(kernel_grids.iq3_xxs, bits_at(QUANTS(block, 2 * g + j / 4), 8 * (j % 4), 255));
+    UNROLL for (int j = 0; j < 8; j++) out->w[j] = grid_4(
+        kernel_grids.iq3_xxs, by_gather, bits_at(QUANTS(block, 2 * g + j / 4), 8 * (j % 4), 255));
     negate_all(out->w, side_by_side(rest));
     out->scale[0] = HALF(iq3_xxs, block, 0) * (V_SET(0.5f) + f32_of(bits_at(rest, 28, 15)));
     out->scale[0] = out->scale[0] * V_SET(0.5f);
@@ -230,11 +234,11 @@ INLINE VEC twice_and_one(INTS v) {
     return x + x + V_SET(1.0f);
 }
 
-INLINE void expand_iq3_s(const uint8_t *block, int g, struct expanded *out) {
+INLINE void look_up_iq3_s(const uint8_t *block, int g, bool by_gather, struct expanded *out) {
     INTS high = widen_u8(BYTES(iq3_s, block, g));
     UNROLL for (int j = 0; j < 8; j++) {
         INTS low = bits_at(QUANTS(block, 2 * g + j / 4), 8 * (j % 4), 255);
-        out->w[j] = grid_4(kernel_grids.iq3_s, add_bits(low, high, 8 - j, 0x100));
+        out->w[j] = grid_4(kernel_grids.iq3_s, by_gather, add_bits(low, high, 8 - j, 0x100));
     }
     negate_all(out->w, QUANTS(block, 16 + g));
     INTS scale = bits_at(widen_u8(BYTES(iq3_s, block, 8 + g / 2)), 4 * (g % 2), 15);
@@ -242,30 +246,52 @@ INLINE void expand_iq3_s(const uint8_t *block, int g, struct expanded *out) {
 }
 
 /* The eight values of an index of IQ1; bit `down` of `high` moves them. No byte borrows. */
-INLINE void expand_iq1(INTS index, INTS high, int down, INTS *w) {
+INLINE void look_up_iq1(INTS index, INTS high, int down, bool by_gather, INTS *w) {
     INTS two = high ^ high; /* zero */
     UNROLL for (int i = 0; i < 4; i++) two = add_bits(two, high, 8 * i + 1 - down, 2 << 8 * i);
-    grid_8(kernel_grids.iq1, index, w);
+    grid_8(kernel_grids.iq1, by_gather, index, w);
     w[0] = w[0] - two;
     w[1] = w[1] - two;
 }
 
-INLINE void expand_iq1_s(const uint8_t *block, int g, struct expanded *out) {
+INLINE void look_up_iq1_s(const uint8_t *block, int g, bool by_gather, struct expanded *out) {
     INTS low = QUANTS(block, g);
     INTS high = bits_at(QUANTS(block, 8 + g / 2), 16 * (g % 2), 0xffff);
-    UNROLL for (int i = 0; i < 4; i++) expand_iq1(
-        add_bits(bits_at(low, 8 * i, 255), high, 8 - 3 * i, 0x700), high, 15, out->w + 2 * i);
+    UNROLL for (int i = 0; i < 4; i++) {
+        INTS index = add_bits(bits_at(low, 8 * i, 255), high, 8 - 3 * i, 0x700);
+        look_up_iq1(index, high, 15, by_gather, out->w + 2 * i);
+    }
     out->scale[0] = HALF(iq1_s, block, 0) * twice_and_one(bits_at(high, 12, 7)) * V_SET(0.125f);
 }
 
-INLINE void expand_iq1_m(const uint8_t *block, int g, struct expanded *out) {
+INLINE void look_up_iq1_m(const uint8_t *block, int g, bool by_gather, struct expanded *out) {
     INTS low = QUANTS(block, g), scales = QUANTS(block, 12 + g / 4);
     INTS high = bits_at(QUANTS(block, 8 + g / 2), 16 * (g % 2), 0xffff);
-    UNROLL for (int i = 0; i < 4; i++)
-        expand_iq1(add_bits(bits_at(low, 8 * i, 255), high, 8 - 4 * i, 0x700), high, 4 * i + 3,
-                   out->w + 2 * i);
+    UNROLL for (int i = 0; i < 4; i++) {
+        INTS index = add_bits(bits_at(low, 8 * i, 255), high, 8 - 4 * i, 0x700);
+        look_up_iq1(index, high, 4 * i + 3, by_gather, out->w + 2 * i);
+    }
     UNROLL for (int h = 0; h < 2; h++) {
         INTS scale = bits_at(scales, 16 * (g / 2 % 2) + 6 * (g % 2) + 3 * h, 7);
         out->scale[h] = HALF(iq1_m, block, 0) * twice_and_one(scale) * V_SET(0.125f);
     }
 }
+
+/* Functions that are called: they are long, and a kernel has an instance for every number of rows.
+ */
+#define EXPAND(type)                                                                               \
+    static __attribute__((noinline))                                                               \
+    TARGET void expand_##type(const uint8_t *block, int g, struct expanded *out) {                 \
+        if (kernel_grids.is_gathered)                                                              \
+            look_up_##type(block, g, true, out);                                                   \
+        else                                                                                       \
+            look_up_##type(block, g, false, out);                                                  \
+    }
+EXPAND(iq2_xxs)
+EXPAND(iq2_xs)
+EXPAND(iq2_s)
+EXPAND(iq3_xxs)
+EXPAND(iq3_s)
+EXPAND(iq1_s)
+EXPAND(iq1_m)
+#undef EXPAND
