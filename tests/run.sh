@@ -317,7 +317,7 @@ case ${1:-} in
     quick)
         leaks=0 load=8 full=""
         computing="-kernels_independent -kernels_find -fidelity_ -gives_the_same_tokens -gives_the_tokens -engine_threads_give
-            -the_bits_of_a_run -pick_among_many -pick_of_a_large -with_few_pages"
+            -the_bits_of_a_run -pick_among_many -pick_of_a_large -with_few_pages -after_a_smaller_cache"
         measuring="-bench -imatrix -drafts_by -predicts -threads_are -while_loading"
         vulkan="device_logits device_one_sub"
         vulkan_without="-bursts_of -drafts_are -far_positions -row_shapes"
